@@ -145,12 +145,11 @@ class Counts:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean, interval and median over the images that were scored; NaN where there is none."""
+    """Mean and interval over the images that were scored; NaN where there is none."""
 
     mean: float
     low: float
     high: float
-    median: float
     exact: int  # values that are +inf
     counts: Counts
     trials: float = 0.0  # as how many independent images the scored ones count
@@ -177,9 +176,8 @@ def summarise(
     """Summary of one metric over one line's images.
 
     `statuses` says which values count: those with `ok`, but an `ok` value that is NaN is counted
-    as failed. The mean and its interval are of min(value, cap), the median is of the values
-    themselves. `groups` names the photograph each image was cut from, so that whole photographs
-    are resampled.
+    as failed. The mean and its interval are of min(value, cap). `groups` names the photograph each
+    image was cut from, so that whole photographs are resampled.
 
         summarise([20.0, 30.0, nan], ["ok", "ok", "failed"]).mean  # 25.0
     """
@@ -201,13 +199,13 @@ def summarise(
         )
     kept = array[scored]
     if not len(kept):
-        return Summary(math.nan, math.nan, math.nan, math.nan, 0, counts)
+        return Summary(math.nan, math.nan, math.nan, 0, counts)
     capped = np.minimum(kept, cap)
     kept_groups = None if groups is None else categorical(groups)[scored]
     low, high = bootstrap_interval(capped, kept_groups)
     exact = int(np.isposinf(kept).sum())
     trials = float(len(kept)) if kept_groups is None else independent_trials(kept_groups)
-    return Summary(float(capped.mean()), low, high, float(np.median(kept)), exact, counts, trials)
+    return Summary(float(capped.mean()), low, high, exact, counts, trials)
 
 
 def bootstrap_interval(values: Floats, groups: Words | None = None) -> tuple[float, float]:
@@ -233,8 +231,8 @@ def bootstrap_interval(values: Floats, groups: Words | None = None) -> tuple[flo
 
 
 def _none_decides(deviations: Floats) -> bool:
-    """Whether a sum of these, resampled or with random signs, is nearly normal: no square is more
-    than a hundredth of all."""
+    """Whether a sum of these, resampled, is nearly normal: no square is more than a hundredth of
+    all."""
     squares = np.square(deviations)
     return bool(squares.max() <= squares.sum() / 100)
 
@@ -310,16 +308,13 @@ def group_sums(values: Floats, groups: Words | None) -> tuple[Floats, Floats]:
 
 
 # ------------------------------------------------------------------------------------------------
-# Is one score higher than another on the same images? Two tests, an effect and an interval.
+# Is one score higher than another on the same images? Wilcoxon's signed-rank test, an effect and an
+# interval.
 #
-# Both tests ask whether the signs of the differences could be chance. Wilcoxon's signed-rank test
-# looks at the ranks of the differences; the sign-flip test at their mean. Images of one photograph
-# are averaged first, so that a photograph counts once however many crops of it there are; the mean
-# difference alone is over images, for it is the difference of the two means that tables print.
+# Images of one photograph are averaged first, so that a photograph counts once however many crops
+# of it there are; the mean difference alone is over images, for it is the difference of the two
+# means that tables print.
 
-FLIPS = 10_000
-MOST_FLIPPED = 5_000  # pairs that differ, up to which signs are drawn; with more, p is normal
-ENUMERATED = 12  # pairs that differ, up to which every choice of signs is tried
 EXACT_RANKS = 50  # pairs that differ, up to which Wilcoxon's distribution is computed exactly
 
 
@@ -329,15 +324,12 @@ class PairedTest:
 
     images: int
     n: int  # pairs: photographs where images of one were averaged, else images
-    differing: int  # pairs that are not equal
     median: float
     mean: float  # over images
     low: float  # of the mean's 95 % bootstrap interval over photographs; NaN for fewer than two
     high: float
     effect: float  # matched-pairs rank-biserial correlation: 1 where every pair is higher
     p: float  # Wilcoxon, two-sided
-    p_flips: float  # sign flips of the mean, two-sided
-    smallest_p_flips: float  # the smallest p that the sign flips can give
 
 
 def paired_test(
@@ -361,26 +353,22 @@ def paired_test(
     n = len(differences)
     if not n:
         nan = math.nan
-        return PairedTest(0, 0, 0, nan, nan, nan, nan, nan, nan, nan, nan)
+        return PairedTest(0, 0, nan, nan, nan, nan, nan, nan)
     # Ranks of the absolute differences with their signs; equal ones share the mean rank. Pairs
     # without a difference take part in the ranking and then count 0 (Pratt's rule).
     _, of_pair, counts = np.unique(np.abs(differences), return_inverse=True, return_counts=True)
     shared = np.cumsum(counts) - (counts - 1) / 2
     ranks = np.sign(differences) * shared[of_pair.reshape(n)]
     low, high = bootstrap_interval(of_images, groups)
-    p_flips, smallest = sign_flip_test(differences)
     return PairedTest(
         images=len(of_images),
         n=n,
-        differing=int((differences != 0).sum()),
         median=float(np.median(differences)),
         mean=float(of_images.mean()),
         low=low,
         high=high,
         effect=float(ranks.sum() / (n * (n + 1) / 2)),
         p=wilcoxon_p(ranks),
-        p_flips=p_flips,
-        smallest_p_flips=smallest,
     )
 
 
@@ -407,37 +395,6 @@ def wilcoxon_p(ranks: Floats) -> float:
         chances[rank:] += chances[: len(chances) - rank]
     at = round(2 * above)
     return min(1.0, 2 * float(min(chances[: at + 1].sum(), chances[at:].sum())))
-
-
-def sign_flip_test(differences: Floats) -> tuple[float, float]:
-    """(p, the smallest p it can give) of the two-sided permutation test of the mean.
-
-    Up to 12 differing pairs every choice of signs is tried; beyond, 10,000 random ones, and
-    p = (1 + those with a mean as far from 0) / 10,001. Of more than MOST_FLIPPED pairs, none of
-    which decides alone, no signs are drawn: the sum is taken as normal.
-    """
-    moved = differences[differences != 0]
-    count = len(moved)
-    if not count:
-        return 1.0, 1.0
-    if count > MOST_FLIPPED and _none_decides(moved):
-        away = abs(float(moved.sum())) / float(np.linalg.norm(moved))
-        return math.erfc(away / math.sqrt(2)), 0.0
-    if count <= ENUMERATED:
-        choices = np.arange(2**count)[:, None] >> np.arange(count) & 1
-        sums = (2 * choices - 1) @ moved
-    else:
-        width = (count + 7) // 8  # a bit for each pair
-        packed = np.random.default_rng(SEED).integers(0, 256, (FLIPS, width), dtype=np.uint8)
-        rows = min(512, 1 + 16 * ENTRIES_AT_ONCE // count)
-        blocks = (packed[at : at + rows] for at in range(0, FLIPS, rows))
-        bits = (np.unpackbits(block, axis=1, count=count).astype(np.float64) for block in blocks)
-        sums = 2 * np.concatenate([some @ moved for some in bits]) - moved.sum()
-    observed = abs(float(moved.sum()))
-    extreme = int((np.abs(sums) >= observed * (1 - 1e-12)).sum())
-    if count <= ENUMERATED:
-        return extreme / len(sums), 2 / len(sums)
-    return (1 + extreme) / (1 + FLIPS), 1 / (1 + FLIPS)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

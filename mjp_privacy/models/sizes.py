@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -30,6 +31,14 @@ from mjp_privacy.core.text import shown
 MOST_PARAMETERS = 25_000_000_000
 """The largest Vision Transformer that was trained has 22 thousand millions."""
 BYTES = 4  # of a parameter in float32
+PAPERS_SIZE = 224
+"""Pixels of a side of what the paper's models take."""
+PAPERS_MODEL = re.compile(r"vit d384 l12 h6 p16@224\b|(vit|deit)_small_patch16_224\b")
+
+
+def is_papers_model(architecture: str | None, size: Size | None) -> bool:
+    """Whether a model has the family and input size of the paper's DeiT-S: a ViT-S/16 at 224."""
+    return size == PAPERS_SIZE and PAPERS_MODEL.match(architecture or "") is not None
 
 
 def check_parameters(

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.metrics.statistics import bootstrap_interval, wilson
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.sizes import is_papers_model
 from mjp_privacy.paper.corruptions import CORRUPTIONS
 from mjp_privacy.training.published import (
     PUBLISHED,
     TABLE3,
     TABLE4,
     PublishedModel,
-    is_papers_model,
 )
 
 # scores, from plain arrays: shares from 0 to 1 --------------------------------------------------

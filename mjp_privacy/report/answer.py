@@ -57,22 +57,23 @@ THREATS = {
 
 def build_card(clients: Sequence[Client]) -> Card:
     """The card of a report on these clients."""
+    card = short_card(clients)
+    if not card.rows:
+        return card
+    row = card.rows[card.main]
+    untried = not_tried(attacked_ones(clients), row.client)
+    return replace(card, facts=facts(row), not_tried=untried, would_change=would_change(row))
+
+
+def short_card(clients: Sequence[Client]) -> Card:
+    """What the console prints of it."""
     shown_ones, main, further = card_clients(clients)
     if not shown_ones:
         return Card("No client was attacked: there are no rows of an attack.", "", "")
     rows = tuple(map(card_row, shown_ones))
     row = rows[main]
-    return Card(
-        verdict=verdict(row),
-        assumptions=assumptions(row),
-        beside=beside(rows, row),
-        rows=rows,
-        further=further,
-        facts=facts(row),
-        not_tried=not_tried(attacked_ones(clients), row.client),
-        would_change=would_change(row),
-        main=main,
-    )
+    said = verdict(row), assumptions(row), beside(rows, row)
+    return Card(*said, rows=rows, further=further, main=main)
 
 
 def of_several(card: Card, runs: Sequence[Path]) -> Card:

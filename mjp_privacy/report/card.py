@@ -245,10 +245,11 @@ def card_row(client: Client) -> CardRow:
         flags = tuple(flag for flag in flags if flag.key != "fewer_attacks")  # nothing is left
     elif best is not None and any(flag.key == "fewer_attacks" for flag in flags):
         figures["one_upload"] = replace(best, without=missed_attacks(client, client.others))
+    drawing = [x for x in client.attacks if "no picture" not in x.traits]
     tried: dict[str, list[Line]] = {
-        "published": [x for x in client.attacks if x.cell.known_as == PUBLISHED],
-        "one_upload": [x for x in client.attacks if x.uploads == 1],
-        "any_uploads": [x for x in client.attacks if x.uploads > 1],
+        "published": [x for x in drawing if x.cell.known_as == PUBLISHED],
+        "one_upload": [x for x in drawing if x.uploads == 1],
+        "any_uploads": [x for x in drawing if x.uploads > 1],
         "floor": [],
     }
     absent = {}
@@ -376,7 +377,7 @@ def console_text(card: Card, reasons: Sequence[str]) -> str:
     """The answer and the commonest reasons of missing scores, as `notes.not_scored` makes them,
     each on one line."""
     more = len(reasons) - REASONS_SHOWN
-    tail = [f"and {more} further reasons: see the page"] if more > 0 else []
+    tail = [f"and {counted(more, 'further reason')}: see the page"] if more > 0 else []
     said = []
     for reason in map(one_line, (*reasons[:REASONS_SHOWN], *tail)):
         text, bracket, lines = reason.rpartition(" (lines ")  # which stay at the end

@@ -101,10 +101,10 @@ class Client:
 
     @cached_property
     def floor(self) -> Line | None:
-        """The control that scores best without any gradient; where none was run a uniform grey,
-        whose PSNR every run stores; None where there is no truth."""
+        """The control that scores best without any gradient, of those with the most pictures; where
+        none was run a uniform grey, whose PSNR every run stores; None where there is no truth."""
         if self.floors:
-            return max(self.floors, key=lambda line: mean_of(line, *PSNR))
+            return max(self.floors, key=lambda line: (line.count(*PSNR), mean_of(line, *PSNR)))
         grey = self.of_images("grey_psnr", DIAGNOSTIC).sort_index()
         if grey.empty:
             return None

@@ -114,7 +114,10 @@ def attack(argv: list[str], usage: Usage) -> int:
 
 
 def _answer(run: Path) -> str:
+    from mjp_privacy.report.answer import of_several, short_card
     from mjp_privacy.report.card import console_card
-    from mjp_privacy.report.contents import read_contents
+    from mjp_privacy.report.clients import clients_of
+    from mjp_privacy.report.runs import load_runs
 
-    return console_card(read_contents([run]).card)
+    clients = clients_of(load_runs([run]).lines)
+    return console_card(of_several(short_card(clients), [run]))

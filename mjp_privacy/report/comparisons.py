@@ -1,5 +1,5 @@
-"""Tables beside the main one: clients compared, paired tests image by image, what bounds scores,
-whether pictures point to their own image, whether metrics agree."""
+"""Tables beside the main one: clients compared, paired tests image by image, whether pictures point
+to their own image, whether metrics agree."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from torch import Tensor
 
 from mjp_privacy.metrics import matching
 from mjp_privacy.metrics.statistics import (
-    ENUMERATED,
     EXACT_RANKS,
-    FLIPS,
-    MOST_FLIPPED,
     PSNR_CAP,
     PairedTest,
     holm,
@@ -30,10 +27,8 @@ from mjp_privacy.report.card import CardFigure, CardRow, card_figure, card_row
 from mjp_privacy.report.clients import Client, attacked_ones, circumstances
 from mjp_privacy.report.figures import (
     PSNR,
-    REGIONS,
     THRESHOLDS,
     TITLES,
-    Table,
     exact_share,
     shared_scores,
     success_share,
@@ -43,16 +38,11 @@ from mjp_privacy.report.lines import DIAGNOSTIC, Line
 from mjp_privacy.report.text import (
     DASH,
     Column,
-    Record,
     TextTable,
-    attack,
     capped,
-    condition,
     correlation,
-    gamma,
     interval_text,
     number,
-    records,
     table_of,
 )
 from mjp_privacy.report.worst_case import ATTACKERS_CHOICE, attackers_choice_by_image
@@ -177,11 +167,7 @@ TESTS_CAPTION = (
     "of the mean over them. Effect: matched-pairs rank-biserial correlation, 1 where the first is "
     "always higher. p Wilcoxon: signed-rank test, two-sided, equal pairs by Pratt, ties by mean "
     f"ranks; exact up to {EXACT_RANKS} differing pairs, normal beyond. Holm: this p adjusted for "
-    "all tests of the table. p sign flips: two-sided permutation test of the mean, not adjusted: "
-    "every choice of "
-    f"signs up to {ENUMERATED} differing pairs, else {FLIPS:,} random ones, normal beyond "
-    f"{MOST_FLIPPED:,} pairs of which no few decide; (min) marks the smallest it can be, 2 / 2^m "
-    f"for m differing pairs or 1 / {FLIPS + 1:,}. Few pairs prove little however large the "
+    "all tests of the table. Few pairs prove little however large the "
     "difference. A client on which more attacks were tried had more chances in the worst case, and "
     "the attack beside April was chosen after the fact by its mean: no test corrects for either."
 )
@@ -233,7 +219,6 @@ def tests_table(clients: Sequence[Client]) -> TextTable | None:
         Column("effect", lambda r: correlation(r[1].effect)),
         Column("p Wilcoxon", lambda r: _p_text(r[1].p)),
         Column("Holm", lambda r: _p_text(r[2])),
-        Column("p sign flips", lambda r: _p_text(r[1].p_flips, r[1].smallest_p_flips)),
     ]
     rows = zip(shown, tests, holm([test.p for test in tests]), strict=True)
     return table_of("Paired tests, image by image", caption, columns, rows) if shown else None
@@ -290,72 +275,11 @@ def _interval(test: PairedTest) -> str:
     return DASH if math.isnan(test.low) else f"{number(test.low, 2)}, {number(test.high, 2)}"
 
 
-def _p_text(p: float, smallest: float | None = None) -> str:
-    """A p-value with two digits, `< 1e-4` below that; `(min)` where no test could give less."""
+def _p_text(p: float) -> str:
+    """A p-value with two digits, `< 1e-4` below that."""
     if math.isnan(p):
         return DASH
-    if smallest is not None and p <= smallest < 1:
-        return f"{p:.2g} (min)"
     return "< 1e-4" if p < 1e-4 else f"{p:.2g}"
-
-
-# ceilings, the linear system, masks and residuals ------------------------------------------------
-
-MEASURED_CAPTION = (
-    "Ceiling: PSNR of the true patch embeddings inverted by minimum norm, against the image that "
-    "the client fed: the limit that the embedding's rank sets to attacks without a prior. Oracle "
-    "in place: the same with the patches in the order they were fed. Below grey: percent of the "
-    "images for which a uniform grey scores better, so that the attack failed. Medians: cond(A), "
-    "the numerical rank of A at the gradient's precision, its nonzero rows, shuffled patches. "
-    "Empty masks: images in which nothing was shuffled. Mask precision: the share of the patches "
-    "taken for shuffled that are; recall: the share of the shuffled that are found. PSNR, unmasked "
-    "and masked: over patches that were not shuffled and that were; the mean image is the floor of "
-    "the former. Oracle permutation: the attack's patches put back with the true permutation, "
-    "which no attacker has. Jigsaw, direct and neighbour: the share of shuffled patches put back "
-    "into their place, and of neighbouring pairs restored. Gradient residual: the relative "
-    "distance of the reconstruction's gradient from the uploaded one. Means, PSNR at most 100 dB, "
-    "or medians where said; n where it differs from the line's."
-)
-
-BOUNDS: tuple[tuple[str, str, int | None, str | None], ...] = (
-    ("ceiling", "ceiling_mean", 2, "ceiling_n"),
-    ("ceiling − PSNR", "ceiling_distance", 2, None),
-    ("oracle in place", "in_place_mean", 2, None),
-    ("below grey, %", "below_grey", 0, "below_grey_n"),
-    ("cond(A)", "cond_a_median", None, None),
-    ("rank(A)", "rank_a_median", 0, None),
-    ("nonzero rows", "nonzero_rows_median", 0, None),
-    ("shuffled patches", "shuffled_patches_median", 0, None),
-    ("empty masks", "empty_masks", 0, None),
-)
-"""Columns of table.csv: title, name, decimals, and the column of their n."""
-
-
-def measured_table(standard: Table) -> TextTable:
-    """Ceilings, the linear system, masks and residuals: a column for what some line has."""
-    rows = records(standard)
-    measures = ((m.title, m.column, m.decimals, m.column_of_n) for m in REGIONS)
-    figures = [of for of in (*BOUNDS, *measures) if any(pd.notna(row.get(of[1])) for row in rows)]
-    columns = [
-        Column("#", itemgetter("line")),
-        Column("Model", itemgetter("model"), "l"),
-        Column("Set.", itemgetter("setting"), "l"),
-        Column("γ", lambda r: gamma(r["gamma"]), "l"),
-        Column("Attack", attack, "l"),
-        Column("dtype", itemgetter("dtype"), "l"),
-        *(Column(title, partial(_figure, name, digits, n)) for title, name, digits, n in figures),
-    ]
-    title = "Ceilings, the linear system, masks and residuals"
-    return table_of(title, MEASURED_CAPTION, columns, rows)
-
-
-def _figure(name: str, decimals: int | None, column_of_n: str | None, record: Record) -> str:
-    value = record[name]
-    if value is None or value != value:
-        return DASH
-    text = condition(value) if decimals is None else number(float(value), decimals)
-    n = record[column_of_n] if column_of_n else record["psnr_n"]
-    return text if n == record["psnr_n"] else f"{text} (n={n})"
 
 
 # does a picture point to its own image? -----------------------------------------------------------

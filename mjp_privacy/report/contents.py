@@ -199,16 +199,15 @@ class Contents:
 
     @cached_property
     def details(self) -> list[TextTable]:
-        """What else was measured, whether pictures point to their own image, whether metrics agree,
-        and the paper's variants; identification of the card's main client before others'."""
+        """Whether pictures point to their own image, whether metrics agree, and the paper's
+        variants; identification of the card's main client before others'."""
         many = self.loaded.many_runs
         title = "Every line, metrics as the paper defines them"
-        in_paper, standard = self.tables
+        in_paper, _ = self.tables
         paper = main_table(in_paper, many_runs=many, caption=CAPTION_PAPER, title=title)
         main = self.card.rows[self.card.main].client.title if self.card.rows else ""
         of_main = sorted(self.card_lines, key=lambda named: not named[0].startswith(f"{main}: "))
         tables = (
-            comparisons.measured_table(standard),
             comparisons.identification_table(of_main[:IDENTIFIED]),
             comparisons.agreement_table(self.chooser) if self.chooser else None,
             paper,

@@ -33,9 +33,6 @@ from mjp_privacy.core.drawing import (
 from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
     Floats,
-    are,
-    different,
-    independent_trials,
     median_interval,
     wilson,
 )
@@ -43,8 +40,8 @@ from mjp_privacy.report.figures import (
     THRESHOLDS,
     capped_median,
     exact_share,
-    image_counts,
     mean_of,
+    share_of_tried,
     success_share,
     summary,
     varying_columns,
@@ -63,7 +60,7 @@ from mjp_privacy.report.lines import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# the share of images that reaches each threshold, a curve a line ----------------------------------
+# the share of images that reaches each PSNR, a curve a line ----------------------------------
 
 Named = tuple[str, Line]
 
@@ -80,53 +77,41 @@ PSNR_TICKS = (0, 8, 12, 16, 20, 25, 30, 40, 60, 80, 100)
 
 
 def distribution_charts(lines: Sequence[Named]) -> tuple[Chart, ...]:
-    """The charts of PSNR, and of LPIPS or else SSIM, for lines of which some image was tried."""
-    counts = [image_counts(line, "standard") for _, line in lines]
-    tried = [named for named, of in zip(lines, counts, strict=True) if of.total > of.unscored]
+    """The chart of PSNR for lines of which some image was tried, with its thresholds and the mean
+    of a uniform grey; none without such a line."""
+    tried = [named for named in lines if share_of_tried(named[1], 0).of]
     shown = tried[:MOST]
-    more = f" {len(tried) - MOST} more lines are in the tables." if len(tried) > MOST else ""
-    second = (m for m in ("lpips", "ssim") if any(line.count(m, "standard") for _, line in shown))
-    with house_style():
-        metrics = ("psnr", *[m for m in (next(second, None),) if m])
-        return tuple(_share_chart(shown, metric, more) for metric in metrics if shown)
-
-
-def _share_chart(lines: Sequence[Named], metric: str, more: str) -> Chart:
-    """The share of images by one score; PSNR with its thresholds and the mean of a uniform grey."""
-    name, than = metric.upper(), "at most" if metric == "lpips" else "at least"
-    curves = [curve_of(line, metric) for _, line in lines]
+    if not shown:
+        return ()
+    curves = [curve_of(line) for _, line in shown]
     caption = (
-        f"Share of images whose {name} (standard) is {than} the value below: the higher a curve, "
+        "Share of images whose PSNR (standard) is at least the value below: the higher a curve, "
         "the more leaks. Images that the attack failed on or does not support count as not "
         "recovered; those that could not be scored are left out. " + _band_words(curves)
     )
-    figure = new_figure(274 + ROW * len(lines))
-    axes = axes_at(figure, 46, 20, WIDTH - 12, 226)
-    axes.set_ylim(-1, 101)
-    axes.set_yticks(range(0, 101, 25), [f"{share} %" for share in range(0, 101, 25)])
-    axes.tick_params(labelsize=FONT - 1)
-    if metric == "psnr":  # 0 to 100 dB, with most room for 8 to 40
+    caption += f" Dashed: {' and '.join(map(str, THRESHOLDS))} dB."
+    with house_style():
+        figure = new_figure(274 + ROW * len(shown))
+        axes = axes_at(figure, 46, 20, WIDTH - 12, 226)
+        axes.set_ylim(-1, 101)
+        axes.set_yticks(range(0, 101, 25), [f"{share} %" for share in range(0, 101, 25)])
+        axes.tick_params(labelsize=FONT - 1)
         stretch(axes, PSNR_KNOTS, PSNR_PLACES)
         axes.set_xlim(0, PSNR_CAP)
         axes.set_xticks(PSNR_TICKS, map(str, PSNR_TICKS))
         axes.set_xlabel("PSNR of at least, dB (8 to 40 dB stretched)", fontsize=FONT)
         for limit in THRESHOLDS:
             axes.axvline(limit, color=MUTED, linewidth=1, linestyle="--")
-        caption += f" Dashed: {' and '.join(map(str, THRESHOLDS))} dB."
-        of_lines = [line.scored("grey_psnr", DIAGNOSTIC) for _, line in lines]
-        levels = pd.concat(of_lines, keys=[line.run for _, line in lines])
+        of_lines = [line.scored("grey_psnr", DIAGNOSTIC) for _, line in shown]
+        levels = pd.concat(of_lines, keys=[line.run for _, line in shown])
         once = levels[~levels.index.duplicated()]  # each image of a run
         if not math.isnan(floor := float(once.clip(upper=PSNR_CAP).mean())):
             caption += f" Dotted: what a uniform grey gets on average, {floor:.1f} dB."
             axes.axvline(floor, color=MUTED, linewidth=1.2, linestyle=":")
             axes.text(floor, 103, "floor", ha="center", fontsize=FONT - 1, color=MUTED)
-    else:
-        ends = np.array([(curve.thresholds.min(), curve.thresholds.max()) for curve in curves])
-        axes.set_xlim(ends[:, 0].min(), ends[:, 1].max())
-        axes.set_xlabel(f"{name} of {than}", fontsize=FONT)
-    _draw_curves(axes, lines, curves)
-    title = f"Share of pictures by {name}"
-    return chart(figure, "success" if metric == "psnr" else metric, title, caption + more)
+        _draw_curves(axes, shown, curves)
+        more = f" {len(tried) - MOST} more lines are in the tables." if len(tried) > MOST else ""
+        return (chart(figure, "success", "Share of pictures by PSNR", caption + more),)
 
 
 @dataclass(frozen=True)
@@ -141,42 +126,30 @@ class SuccessCurve:
     photographs: int | None  # of which the images were cut; None: each is one of its own
 
 
-def curve_of(line: Line, metric: str) -> SuccessCurve:
-    """The share of images whose score is at least, or at most for LPIPS, each threshold from 0 to 1
-    and beyond where there are scores; PSNR ends at its cap.
+def curve_of(line: Line) -> SuccessCurve:
+    """The share of images whose PSNR is at least each threshold from 0 to its cap.
 
     Images without a score count as not recovered, except those that could not be scored: they are
     left out. The band is Wilson's, of crops over as many trials as `independent_trials` says.
     """
-    smaller, high = metric == "lpips", PSNR_CAP if metric == "psnr" else 1.0
-    values = np.sort(line.scored(metric, "standard").to_numpy(dtype=float))
-    finite = values[np.isfinite(values)]
-    # right behind a value the share is smaller: a step stands at the value and at its successor
-    steps = finite if smaller else np.nextafter(finite, np.inf)
-    if metric == "psnr":
-        steps = steps[(steps > 0.0) & (steps < high)]
-    places = np.unique([0.0, *steps, high])
+    values = np.sort(line.scored("psnr", "standard").to_numpy(dtype=float))
+    # right behind a value the share is smaller
+    steps = np.nextafter(values[np.isfinite(values)], np.inf)
+    places = np.unique([0.0, *steps[(steps > 0.0) & (steps < PSNR_CAP)], PSNR_CAP])
     if len(places) > MOST_STEPS:
         places = places[np.linspace(0, len(places) - 1, MOST_STEPS).round().astype(int)]
-    _, statuses, photographs = line.column(metric, "standard")
-    tried = ~are(statuses, "unscored")
-    of = int(tried.sum())
-    crops = None if photographs is None else photographs[tried]
-    trials = of if crops is None else independent_trials(crops)
-    if smaller:
-        count = np.searchsorted(values, places, "right")
-    else:
-        count = len(values) - np.searchsorted(values, places, "left")
-    share = count / of if of else np.full(len(places), np.nan)
+    tried = share_of_tried(line, 0)
+    trials = tried.of if tried.trials is None else tried.trials
+    share = (len(values) - np.searchsorted(values, places, "left")) / tried.of
     lows, highs = np.array([wilson(part, trials) for part in share.tolist()]).T
-    cut_from = None if crops is None else len(different(crops))
-    return SuccessCurve(places, 100 * share, 100 * lows, 100 * highs, of, cut_from)
+    photographs = None if line.groups is None else line.units
+    return SuccessCurve(places, 100 * share, 100 * lows, 100 * highs, tried.of, photographs)
 
 
 def _band_words(curves: Sequence[SuccessCurve]) -> str:
     """What the bands are, and how wide they would be where they are not drawn."""
     units = [(curve.photographs or curve.of, curve.photographs is not None) for curve in curves]
-    fewest, _ = min(unit for unit in units if unit[0])
+    fewest, _ = min(units)
     grouped = any(of_photographs for _, of_photographs in units)
     kind = "Wilson, crops of one photograph counted together" if grouped else "Wilson"
     what = "photographs" if (fewest, True) in units else "images"
@@ -190,8 +163,6 @@ def _draw_curves(axes: Axes, lines: Sequence[Named], curves: Sequence[SuccessCur
     """Steps with their bands, and the names under the axes in the order of the curves."""
     steps = []
     for number, ((name, _), curve) in enumerate(zip(lines, curves, strict=True)):
-        if not curve.of:
-            continue
         places, share = curve.thresholds, curve.share
         some = np.flatnonzero((share > 0) & (share < 100))
         if len(some):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,9 +25,9 @@ from mjp_privacy.metrics.statistics import (
     independent_trials,
     summarise,
 )
+from mjp_privacy.models.sizes import is_papers_model
 from mjp_privacy.report.lines import ATTACK_FACTS, DIAGNOSTIC, Key, Line, fact, once
 from mjp_privacy.report.worst_case import DerivedLine
-from mjp_privacy.training.published import is_papers_model
 
 METRICS = ("mse", "fft2d", "psnr", "ssim", "lpips")
 """The five scores in the paper's order of columns."""
@@ -52,44 +52,14 @@ THRESHOLDS = (20, 30)
 30 also its details."""
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A diagnostic of an attack or a region, and how its values per image become one figure."""
-
-    diagnostic: str
-    title: str
-    statistic: Literal["mean", "median"] = "mean"
-    decimals: int = 2
-
-    @property
-    def column(self) -> str:
-        """Its column in table.csv, such as `seconds_median`."""
-        return f"{self.diagnostic}_{self.statistic}"
-
-    @property
-    def column_of_n(self) -> str:
-        """The column of the number of images behind it."""
-        return f"{self.diagnostic}_n"
-
-
-REGIONS = (
-    Measure("mask_precision", "mask precision", decimals=3),
-    Measure("mask_recall", "mask recall", decimals=3),
-    Measure("visible_psnr", "PSNR, unmasked"),
-    Measure("mean_visible_psnr", "mean image, unmasked"),
-    Measure("masked_psnr", "PSNR, masked"),
-    Measure("oracle_permutation_psnr", "PSNR, oracle permutation"),
-    Measure("jigsaw_direct", "jigsaw direct", decimals=3),
-    Measure("jigsaw_neighbour", "jigsaw neighbour", decimals=3),
-    Measure("unshuffled_uploads", "uploads unshuffled", decimals=1),
-    Measure("always_masked", "patches masked in every upload", decimals=1),
-    Measure("open_directions", "open directions", decimals=1),
-    Measure("lattice_found", "lattice found", decimals=2),
-    Measure("gradient_residual", "gradient residual (median)", "median", 4),
-    Measure("steps", "steps (median)", "median", 0),
-    Measure("seconds", "s / image (median)", "median", 2),
+MEANS = (
+    *("mask_precision", "mask_recall", "visible_psnr", "mean_visible_psnr", "masked_psnr"),
+    *("oracle_permutation_psnr", "jigsaw_direct", "jigsaw_neighbour", "unshuffled_uploads"),
+    *("always_masked", "open_directions", "lattice_found"),
 )
-"""Diagnostics that only some attacks and settings have; a report shows those that occur."""
+MEDIANS = ("gradient_residual", "steps", "seconds")
+"""Diagnostics that only some attacks and settings have: table.csv has the means and medians of
+those that occur."""
 
 
 def cap_of(metric: str) -> float:
@@ -203,9 +173,6 @@ class PublishedRow:
         return f"({self.group}) {self.model} {self.setting}"
 
 
-PAPERS_SIZE = 224
-"""Pixels of a side of what the paper's models take."""
-
 TABLE5 = (
     PublishedRow(1, "ViT-S", "a", 78.1, 0.0278, 0.0039, 19.27, 0.5203, 0.3623),
     PublishedRow(1, "DeiT-S", "a", 79.8, 0.0350, 0.0057, 18.94, 0.5182, 0.3767),
@@ -279,7 +246,9 @@ def build_tables(lines: Sequence[Line], derived: Sequence[DerivedLine] = ()) -> 
     """The tables of all VARIANTS."""
     varying = varying_columns(lines)
     rows: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
-    measures = [m for m in REGIONS if any(x.count(m.diagnostic, DIAGNOSTIC) for x in lines)]
+    measures = [
+        name for name in (*MEANS, *MEDIANS) if any(x.count(name, DIAGNOSTIC) for x in lines)
+    ]
     for line in (*lines, *derived):
         known, bounds, measured = _facts(line, varying), _bounds(line), _measured(line, measures)
         for variant, of_variant in rows.items():
@@ -388,8 +357,9 @@ def _bounds(line: Line) -> dict[str, Any]:
     }
 
 
-def _measured(line: Line, measures: Sequence[Measure]) -> dict[str, Any]:
+def _measured(line: Line, measures: Sequence[str]) -> dict[str, Any]:
     """The figures of the measures, then of how many images each is."""
-    taken: dict[str, Callable[..., float]] = {"mean": mean_of, "median": capped_median}
-    figures = {m.column: taken[m.statistic](line, m.diagnostic, DIAGNOSTIC) for m in measures}
-    return figures | {m.column_of_n: line.count(m.diagnostic, DIAGNOSTIC) for m in measures}
+    figures = {f"{name}_mean": mean_of(line, name) for name in measures if name in MEANS}
+    medians = {name: capped_median(line, name, DIAGNOSTIC) for name in measures if name in MEDIANS}
+    figures |= {f"{name}_median": value for name, value in medians.items()}
+    return figures | {f"{name}_n": line.count(name, DIAGNOSTIC) for name in measures}

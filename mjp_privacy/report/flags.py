@@ -85,7 +85,7 @@ def _rivals(client: Client, line: Line) -> list[Line]:
     """The attacks on the trained model that compete for the pictures of a figure; none where it is
     neither one of them nor their best."""
     reach = (other for other in client.attacks if other.uploads <= max(line.uploads, 1))
-    rivals = [other for other in reach if other.meets_trained_model]
+    rivals = [other for other in reach if other.competes]
     return rivals if line in (*rivals, *client.derived) else []
 
 

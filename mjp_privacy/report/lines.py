@@ -394,6 +394,12 @@ class Line:
         for the attack, unless the model was trained with that block."""
         return self.cell.victim != "april_block" or self.cell.first_block == "closed_form"
 
+    @property
+    def competes(self) -> bool:
+        """Whether it met that model to make pictures: one that names masked positions alone says
+        of no picture whether it leaks."""
+        return self.meets_trained_model and "no picture" not in self.traits
+
     # pictures -------------------------------------------------------------------------------------
 
     @cached_property

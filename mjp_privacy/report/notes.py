@@ -18,7 +18,8 @@ from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
-from mjp_privacy.report.figures import PAPERS_SIZE, ceiling_distance, paper_row, rank_bound
+from mjp_privacy.models.sizes import PAPERS_SIZE
+from mjp_privacy.report.figures import ceiling_distance, paper_row, rank_bound
 from mjp_privacy.report.flags import DIGITS
 from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, scores_of
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine

@@ -31,6 +31,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, count, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -159,9 +160,16 @@ def pixels(image: Tensor) -> Pixels:
 
 def png(picture: Pixels) -> bytes:
     """The picture as a PNG."""
+    small = max(picture.shape) <= SMALL_SIDE  # the page and the files have the same ones
+    return (_png if small else _png.__wrapped__)(picture.tobytes(), picture.shape)
+
+
+@lru_cache(maxsize=2048)
+def _png(levels: bytes, shape: tuple[int, ...]) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
+    picture = np.frombuffer(levels, np.uint8).reshape(shape)
     Image.fromarray(picture).save(file, "png", compress_level=1)  # fastest
     return file.getvalue()
 

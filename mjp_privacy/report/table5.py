@@ -1,16 +1,18 @@
 """The paper's Table 5 from the rows of a run: its groups, order, columns, definitions and digits.
 
-    Model | Set. | γ | Acc. | MSE | FFT2D | PSNR | SSIM | LPIPS | what really leaks
+    Model | Set. | γ | Acc. | MSE | FFT2D | PSNR | SSIM | LPIPS | n | what really leaks
 
-Rows are those of the published attack, in float32 where a run has several precisions. Beneath the
-rows that stand for one of the paper's the paper prints its own, in grey; nothing is subtracted. The
-last column is no part of the paper's table: what the best attack of the same run gets from the same
-client. A run without the paper's rows gets the same table of its own.
+Rows are those of the published attack, in float32 where a client has several precisions. Beneath
+the rows that stand for one of the paper's the paper prints its own, in grey; nothing is subtracted.
+The last two columns are no part of the paper's table: how many pictures the means are of, and what
+the best attack of the same run gets from the same client. A run without the paper's rows gets the
+same table of its own.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,13 +22,13 @@ import pandas as pd
 
 from mjp_privacy.core.schema import height_width, size_text
 from mjp_privacy.metrics.statistics import Summary
+from mjp_privacy.models.sizes import PAPERS_SIZE, is_papers_model
 from mjp_privacy.report.answer import LADDER
-from mjp_privacy.report.card import NOT_RUN, card_figure
+from mjp_privacy.report.card import ABSENT, NOT_RUN, card_figure, card_row
 from mjp_privacy.report.clients import PUBLISHED, Client, attacked_ones, same_client
 from mjp_privacy.report.figures import (
     ARROWS,
     METRICS,
-    PAPERS_SIZE,
     TABLE5,
     TITLES,
     PublishedRow,
@@ -35,8 +37,7 @@ from mjp_privacy.report.figures import (
     summary,
 )
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.text import DASH, DECIMALS, TextTable, csv_text, gamma, percent
-from mjp_privacy.training.published import is_papers_model
+from mjp_privacy.report.text import DASH, DECIMALS, TextTable, capped, csv_text, gamma, percent
 
 TITLE = "Table 5"
 GROUP_OF_SETTING = {"a": 1, "b": 2, "c": 4}
@@ -59,24 +60,12 @@ def _leak(client: Client, clients: Sequence[Client]) -> dict[str, Any]:
         for line in (other.one_upload, other.any_uploads):
             if line is not None and line.count("psnr", "standard"):
                 # planned rows of an attack on the trained model are not there: more may leak
-                missing = any(x.not_run > 0 and x.meets_trained_model for x in other.attacks)
+                missing = any(x.not_run > 0 and x.competes for x in other.attacks)
                 of = card_figure(other, line)
                 counts = (of.attack, line.uploads, of.exact, of.above_20, of.of)
                 target = "plain" if other.cell.setting != cell.setting else ""
                 return dict(zip(LEAK, (*counts, of.median, missing, target), strict=True))
     return {}
-
-
-def _leak_text(leak: Mapping[str, Any]) -> str:
-    """`20 of 20 exactly: patch_gradient`, or how many are at 20 dB where none is exact."""
-    if not leak:
-        return NOT_RUN
-    attack, uploads, exact, at_20, of, median, missing, target = leak.values()
-    text = f"{exact} of {of} exactly"
-    text += "" if exact else f", {at_20 or 'none'} at 20 dB or more, median {median:.1f} dB"
-    text += f" from {uploads} uploads" if uploads > 1 else ""
-    text += " of the plain picture" if target else ""
-    return f"{text}: {attack}{'; rows are missing' if missing else ''}"
 
 
 @dataclass(frozen=True)
@@ -86,14 +75,20 @@ class Row:
     group: int  # (1) to (4), as the paper numbers them
     line: Line
     paper: PublishedRow | None
-    untrained: bool  # a model that was not trained with MJP runs as an MJP client
+    client: Client
     leak: Mapping[str, Any]
     """Under LEAK; empty where no attack that knows the client was run."""
 
     @property
     def key(self) -> tuple[object, ...]:
         """What rows of other precisions share."""
-        return self.paper, self.line.cell.model, self.line.cell.setting, self.line.cell.gamma
+        return self.paper, self.line.cell.setting, same_client(self.client)
+
+    @property
+    def n(self) -> str:
+        """How many pictures its means are of: `200`, or `5 of 6` where others have no score."""
+        counts = self.scores["psnr"].counts
+        return f"{counts.ok}" if counts.ok == counts.total else f"{counts.ok} of {counts.total}"
 
     @cached_property
     def scores(self) -> dict[str, Summary]:
@@ -113,7 +108,7 @@ def table5_rows(clients: Sequence[Client]) -> list[Row]:
                 paper = None if named is None else published_row(named["model"], named["setting"])
                 group = paper.group if paper else GROUP_OF_SETTING[line.cell.setting]
                 leak = _leak(client, attacked)
-                rows.append(Row(group, line, paper, client.untrained, leak))
+                rows.append(Row(group, line, paper, client, leak))
     if not any(row.scores["psnr"].n for row in rows):
         return []
     rows = [row for row in rows if row.paper] or rows
@@ -126,6 +121,19 @@ def table5_rows(clients: Sequence[Client]) -> list[Row]:
 # as text ------------------------------------------------------------------------------------------
 
 
+def _leak_text(row: Row) -> str:
+    """`20 of 20 exactly: patch_gradient`, or how many are at 20 dB where none is exact."""
+    if not row.leak:
+        why = card_row(row.client).absent["one_upload"]
+        return NOT_RUN if why == ABSENT["ok"] else why
+    attack, uploads, exact, at_20, of, median, missing, target = row.leak.values()
+    text = f"{exact} of {of} exactly"
+    text += "" if exact else f", {at_20 or 'none'} at 20 dB or more, median {capped(median, 1)} dB"
+    text += f" from {uploads} uploads" if uploads > 1 else ""
+    text += " of the plain picture" if target else ""
+    return f"{text}: {attack}{'; rows are missing' if missing else ''}"
+
+
 def table5(rows: Sequence[Row]) -> TextTable | None:
     """The table as the paper prints it, with its own rows in grey; None without rows."""
     if not rows:
@@ -134,6 +142,7 @@ def table5(rows: Sequence[Row]) -> TextTable | None:
     body: list[tuple[str, ...]] = []
     muted: set[int] = set()
     shown_group = 0
+    alike = Counter((x.line.cell.model, x.line.cell.setting, x.line.cell.gamma) for x in rows)
     for at, row in enumerate(rows):
         cell = row.line.cell
         number = "" if row.group == shown_group else f"({row.group})"
@@ -142,15 +151,17 @@ def table5(rows: Sequence[Row]) -> TextTable | None:
         accuracy, *others = row.scores.values()
         scores = [percent(SCALE["acc"] * accuracy.mean, accuracy.n)]
         scores += [digits(n, s.mean) for n, s in zip(METRICS, others, strict=True)]
-        body.append((number, cell.model, cell.setting, ratio, *scores, _leak_text(row.leak)))
+        same = alike[cell.model, cell.setting, cell.gamma]
+        name = cell.model if same == 1 else row.client.title  # which says what else differs
+        body.append((number, name, cell.setting, ratio, *scores, row.n, _leak_text(row)))
         if row.paper and (at + 1 == len(rows) or rows[at + 1].paper != row.paper):
             printed = [digits(name, getattr(row.paper, name)) for name in ("acc", *METRICS)]
             star = " †" if row.paper.repeats else ""
             muted.add(len(body))
             name = f"the paper's {row.paper.model}{star}"
-            body.append(("", name, row.paper.setting, DASH, *printed, ""))
-    align = "lllr" + "r" * (1 + len(METRICS)) + "l"
-    header.append("what really leaks")
+            body.append(("", name, row.paper.setting, DASH, *printed, "", ""))
+    align = "lllr" + "r" * (2 + len(METRICS)) + "l"
+    header += ["n", "what really leaks"]
     caption = differences(rows)
     return TextTable(TITLE, caption, tuple(header), tuple(body), align, frozenset(muted))
 
@@ -166,13 +177,11 @@ def digits(name: str, value: float) -> str:
 def differences(rows: Sequence[Row]) -> str:
     """One line under the table: what differs from the paper's, and what was not run."""
     cells = [row.line.cell for row in rows]
-    counts = sorted({row.scores["psnr"].n for row in rows})
-    images = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     said = []
     if any(row.paper for row in rows):
         papers = all(cell.data_is_papers for cell in cells)
         others = "of" if papers else "that are not"
-        said.append(f"Ours: {images} pictures {others} the paper's 1,000 of ImageNet")
+        said.append(f"Ours: pictures {others} the paper's 1,000 of ImageNet")
         if not all(is_papers_model(c.architecture, c.pixels) for c in cells):
             sizes = sorted({c.pixels or 0 for c in cells}, key=height_width)
             pixels = " and ".join(map(size_text, sizes))
@@ -182,20 +191,20 @@ def differences(rows: Sequence[Row]) -> str:
         if gammas:
             said.append(f"γ {gammas} (paper: .27 by its poster, .9 by its code)")
     else:
-        said.append(f"{images} pictures, metrics as the paper defines them")
+        said.append("Metrics as the paper defines them")
     line = "; ".join(said) + "."
-    if untrained := sorted({row.line.cell.model for row in rows if row.untrained}):
+    if untrained := sorted({row.line.cell.model for row in rows if row.client.untrained}):
         line += f" Not trained with MJP, E_unk set: {', '.join(untrained)}."
     if any(row.paper and row.paper.repeats for row in rows):
         line += " † The paper prints the five scores of another row here."
     line += (
         " Scores are the paper's scripts', of pictures rounded to 8 bits; PSNR is capped at 100 "
-        "a picture. What really leaks: the best attack of this run on the same upload, per "
-        "picture; exact is equal in every 8-bit value."
+        "a picture; n: pictures in the means. What really leaks: the best attack of this run on "
+        "the same upload, per picture; exact is equal in every 8-bit value."
     )
     if any(row.leak.get("leak_target") for row in rows):
         line += " Of the plain picture: what leaks of (b) is compared with it, as in (c)."
-    if not all(row.leak for row in rows):
+    if any(_leak_text(row) == NOT_RUN for row in rows):
         line += (
             f" {NOT_RUN}: no attack that knows this client stands in this run; "
             f"mjp attack {LADDER} --weights FILE runs them."
@@ -210,7 +219,7 @@ def table5_csv(rows: Sequence[Row]) -> str:
         cell = row.line.cell
         record: dict[str, object] = {"group": row.group, "line": row.line.number}
         record |= {"model": cell.model, "setting": cell.setting, "gamma": cell.gamma}
-        record |= {"dtype": cell.dtype, "size": cell.size}
+        record |= {"dtype": cell.dtype, "size": cell.size, "client": row.client.title}
         for name, score in row.scores.items():
             scale = SCALE.get(name, 1)
             record |= {f"{name}_mean": scale * score.mean, f"{name}_low": scale * score.low}

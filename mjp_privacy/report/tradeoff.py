@@ -32,7 +32,7 @@ from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.clients import Client, circumstances, distinct_clients
 from mjp_privacy.report.figures import THRESHOLDS, accuracies, summary
 from mjp_privacy.report.flags import missed_attacks
-from mjp_privacy.report.lines import scalar_text
+from mjp_privacy.report.lines import DIAGNOSTIC, scalar_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,8 +165,8 @@ def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
     drawable = [point for point in points if point.drawable]
     if len(drawable) < 3 or len({point.family for point in drawable}) < 2:
         return ()
-    floors = [client.floor_values.clip(upper=PSNR_CAP).mean() for client in compared]
-    made = tradeoff_chart(points, floor=float(pd.Series(floors).mean()))
+    greys = [client.of_images("grey_psnr", DIAGNOSTIC) for client in compared]
+    made = tradeoff_chart(points, floor=float(pd.concat(greys).clip(upper=PSNR_CAP).mean()))
     if left := len(group) - len(compared):
         more = f" {left} further clients had fewer attacks run on them and are left out."
         made = replace(made, caption=made.caption + more)

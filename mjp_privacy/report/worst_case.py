@@ -147,7 +147,7 @@ def adaptive_attacks(attacks: Sequence[Line], beside: Sequence[Line] = ()) -> li
 
     beside: all attacks on the client, which show whether it masks
     """
-    trained = [line for line in attacks if line.meets_trained_model]
+    trained = [line for line in attacks if line.competes]
     every = beside or attacks
     masked = any(line.cell.gamma and line.some_above_zero("zero_rows") for line in every)
     known = any(

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mjp_privacy.core.schema import Size
 from mjp_privacy.training.config import PUBLISHED, TrainingConfig
-
-PAPERS_MODEL = re.compile(r"vit d384 l12 h6 p16@224\b|(vit|deit)_small_patch16_224\b")
-
-
-def is_papers_model(architecture: str | None, size: Size | None) -> bool:
-    """Whether a model has the family and input size of the paper's DeiT-S: a ViT-S/16 at 224."""
-    return size == 224 and PAPERS_MODEL.match(architecture or "") is not None
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,17 @@ def test_floors_of_another_client_count_where_they_are_of_the_same_images(
     assert [line.attack for line in second.floors] == ["grey"]
 
 
+def test_a_control_that_failed_on_pictures_is_no_floor_of_the_others(tmp_path: Path) -> None:
+    floors = {"mean_image": [30.0, "failed", "failed"], "grey": [12.0, 12.0, 12.0]}
+    lines = [(intact(name, role="floor"), psnr) for name, psnr in floors.items()]
+    card = card_of_lines(tmp_path, (intact("patch_gradient"), [20.5, 40.0, 40.0]), *lines)
+    floor, best = card.rows[0].floor, card.rows[0].one_upload
+    assert floor is not None
+    assert best is not None
+    assert (floor.attack, floor.n) == ("grey", 3)
+    assert not best.flags
+
+
 # flags --------------------------------------------------------------------------------------------
 
 Attack = tuple[dict[str, Any], list[float | str], dict[str, float]]

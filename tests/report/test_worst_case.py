@@ -16,6 +16,7 @@ from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.worst_case import DerivedLine
+from tests.helpers.card_run import card_of_lines
 from tests.helpers.federations import MJP, run
 from tests.helpers.report_rows import (
     cell,
@@ -75,6 +76,25 @@ def test_what_has_no_value_is_no_candidate(tmp_path: Path) -> None:
     choice = derived_of(run_of(tmp_path / "residuals", *lines))[f"attackers_choice, {ONE}"]
     assert outcome(choice, image_id(1))[0] == "unsupported"
     assert choice.counts == {"x": 1, "y": 0}
+
+
+def test_an_attack_that_names_masks_alone_decides_of_no_picture(tmp_path: Path) -> None:
+    """A picture that all others were refused on is one that did not leak, and is counted."""
+    client, masked = {"setting": "c", "gamma": 0.27}, {"zero_rows": 9.0}
+    lines = [
+        (intact("masked_span", **client), [math.inf, "unsupported", 9.0], masked),
+        (intact("token_peeling", **client), [30.0, "unsupported", 8.0], masked),
+        (intact("mask_locator", **client), ["unscored", "unscored", "failed"], masked),
+    ]
+    found = card_of_lines(tmp_path / "some", *lines).rows[0].one_upload
+    assert found is not None
+    assert (found.exact, found.n, found.of) == (1, 2, 3)
+    assert [flag.key for flag in found.flags] == ["partly_inapplicable"]
+    lost = (
+        (intact("masked_span", **client), ["failed"], masked),
+        (lines[2][0], ["unscored"], masked),
+    )
+    assert card_of_lines(tmp_path / "none", *lost).rows[0].absent["one_upload"] == "failed"
 
 
 # what competes ------------------------------------------------------------------------------------
