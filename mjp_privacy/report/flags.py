@@ -89,14 +89,18 @@ def _rivals(client: Client, line: Line) -> list[Line]:
     return rivals if line in (*rivals, *client.derived) else []
 
 
+SHOWN = ("linear", "nonlinear")
+"""Regressors of L_DAL whose part in a row of the table's gradient the row itself shows."""
 NOT_OF_POSITIONS = ("token_peeling", "head_features")
 """Attacks on batches that read no gradient of positions."""
 
 
 def _masks_apart(client: Client) -> bool:
-    """Whether L_DAL in a batch's loss is of several masks, one of each picture."""
+    """Whether L_DAL in a batch's loss is of several masks, one of each picture, and no row shows
+    how much of it it holds."""
     cell = client.cell
-    return bool(cell.dal and cell.gamma and (cell.batch or 1) > 1 and cell.mask == CellFacts.mask)
+    several = (cell.batch or 1) > 1 and cell.mask == CellFacts.mask
+    return bool(cell.dal and cell.gamma and several and cell.regressor not in SHOWN)
 
 
 def _below(client: Client, line: Line) -> bool:

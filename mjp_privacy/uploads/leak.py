@@ -151,7 +151,9 @@ ALL, LEAST_SMOOTHED = 1e-3, 0.5
 """Label smoothing scales the gradient of a classifier that knows nothing yet, and nearly that of
 others, by factors down to the second. It leaves a residual above the first; clipping leaves none,
 unless noise was added or the gradient is of half precision."""
-NOISY = 1.5  # times the declared noise: a residual below it is that of the noise
+NOISY, PART_SEEN = 1.5, 0.5
+"""A residual below the first times the declared noise is that of the noise, if the picture also
+explains this share of the energy that the noise leaves: under strong noise any picture is below."""
 
 PART = "the uploaded gradient of the patch embedding"
 AS_DECLARED = (
@@ -249,7 +251,7 @@ def _explained(best: Reconstructed, declared: float) -> str:
     if residual < enough:
         why = "was it clipped, averaged or scaled" if best.factor > 0 else "is the sign another"
         return f"explains {PART} {times} (residual {residual:.1e}); {why}?"
-    if residual < NOISY * declared:
+    if residual < NOISY * declared and 1 - residual**2 > PART_SEEN * (1 - declared**2):
         return (
             f"explains {PART} {times} as far as the declared noise lets it be seen "
             f"(residual {residual:.2g}, of which the noise makes {declared:.2g}); many pictures "
@@ -314,8 +316,9 @@ class Leak:
     def best(self) -> Reconstructed:
         """The attack whose pictures explain the gradient best: one with a picture of every image,
         then those that are certain whatever the loss, then by residual, then by misfit, then those
-        made for batches if there is one. Where the client shuffled patches and masked none, the one
-        that put them back. The private images are not looked at."""
+        made for batches if there is one, of these the one whose residual is less by a first digit.
+        Where the client shuffled patches and masked none, the one that put them back. The private
+        images are not looked at."""
         if not self.ranked:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
             raise UserError(f"No attack made a picture. {reasons}.")
@@ -337,7 +340,8 @@ class Leak:
             mixes = self.batch > 1 and not {"batches", "steps"} & traits_of(made.attack)
             residual = coarse(made.scaled_residual * (GUESS if guess else 1.0))
             checks = residual, guess, coarse(made.misfit)
-            return (not in_order, len(made.reasons), -made.verified, *checks, mixes)
+            nearest = float(f"{min(1.0, made.scaled_residual):.1g}")  # 1 where none is known
+            return (not in_order, len(made.reasons), -made.verified, *checks, mixes, nearest)
 
         return sorted((made for made in self if made.images is not None), key=rank)
 

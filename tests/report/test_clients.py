@@ -199,6 +199,8 @@ BORDERS: list[tuple[list[Attack], str]] = [
     ([attack("patch_prior", 30.0, defenses="int8")], ""),
     ([attack("shared_picture", 30.0, **BATCH)], "dal_left_in"),
     ([attack("shared_picture", 30.0, **BATCH | {"mask": "batch"})], ""),
+    ([attack("shared_picture", 30.0, **BATCH | {"regressor": "pca"})], "dal_left_in"),
+    ([attack("shared_picture", 30.0, **BATCH | {"regressor": "nonlinear"})], ""),
     ([attack("token_peeling", 30.0, **BATCH)], ""),
     ([attack("april", 30.0, of=ILL, **CLOSED, **ALTERED)], "ill_conditioned"),
     ([attack("april", 30.0, of=WELL, **CLOSED)], ""),
