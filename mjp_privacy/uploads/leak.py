@@ -162,9 +162,9 @@ AS_DECLARED = (
 )
 NOT_ASSUMED = (
     "one of these is not as assumed: the loss (plain cross entropy; dropout, label smoothing and "
-    "mixup change it), labels, sign, scale (lr, loss scale), optimizer, weights, batch, mean and "
-    "std, the pictures' size (`img_size=`), a defence's error (`kind=`, `noise=`, `rounding=`, "
-    "`defenses=` and the like declare them)"
+    "mixup change it), labels, sign, scale (lr, loss scale), optimizer, weights (several steps move "
+    "them), batch, mean and std, the pictures' size (`img_size=`), a defence's error (`kind=`, "
+    "`noise=`, `rounding=`, `defenses=` and the like declare them)"
 )
 
 
@@ -370,6 +370,7 @@ class Leak:
         """What came of it: the score where images were given, then what the checks say."""
         if not self.ranked:
             why = "`.refused` says what each would need"
+            why += ", `.skipped` which were not run" * bool(self.skipped)
             return f"No attack made a picture. That is no evidence of safety: {why}."
         best, said = self.best, ""
         if best.scores is not None and self.private is not None:

@@ -50,6 +50,12 @@ def test_parts_of_levels_tell_another_normalisation(place: int) -> None:
         assert "other order" in declared_wrongly(turned, IMAGENET_MEAN, (1.0,) * 3)
 
 
+def test_one_colour_names_no_normalisation() -> None:
+    said = declared_wrongly(as_fed(torch.full((3, 32, 32), 0.3)), *HALF)
+    assert "no 8-bit levels" in said
+    assert "std 0.2" not in said
+
+
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.5, 0.5)])
 def test_pixels_fed_from_0_to_255_are_named(mean: float, std: float) -> None:
     assert "0 to 255" in declared_wrongly(255 * PHOTOGRAPHS[0], (mean,) * 3, (std,) * 3)
