@@ -44,7 +44,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.budget import image, spent
-from attacks.equations import PATCH, SWIN_TABLE, TABLE, UNKNOWN
+from attacks.equations import SWIN_TABLE, TABLE, UNKNOWN
 from attacks.equations.completion import field_energy
 from attacks.equations.patch_system import (
     lacks_positions,

@@ -195,6 +195,7 @@ BORDERS: list[tuple[list[Attack], str]] = [
     ([attack(MATCHING, 30.0, of=NEAR)], ""),
     ([attack(PLAIN, 30.0, of={"gradient_residual": 0.9})], ""),  # does not optimise
     ([attack(PLAIN, 30.0, defenses="int8")], "noise_ignored"),
+    ([attack(PLAIN, 30.0, defenses="dp_sgd 0")], ""),  # clips alone
     ([attack(PLAIN, 30.0, position_noise=0.1)], "noise_ignored"),
     ([attack("patch_prior", 30.0, defenses="int8")], ""),
     ([attack("shared_picture", 30.0, **BATCH)], "dal_left_in"),

@@ -17,6 +17,7 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 from mjp_privacy.uploads.checks import declared_wrongly
 from mjp_privacy.uploads.leak import Leak, Reconstructed
+from tests.helpers.planted import gradient_of
 
 LABEL = torch.tensor([5])
 HALF = (0.5,) * 3, (0.5,) * 3
@@ -156,6 +157,31 @@ def test_under_strong_noise_a_picture_must_explain_a_part_of_what_it_leaves(
     residual: float, sees: bool
 ) -> None:
     assert ("lets it be seen" in explaining(residual, math.nan, declared=0.81)) == sees
+
+
+def test_a_step_whose_examples_were_clipped_is_read_by_the_masks_that_were_found(
+    masking: LoadedModel,
+) -> None:
+    """Each picture's gradient has a factor of its own: no batch explains the whole."""
+    mask, sent = torch.zeros(2, 16, dtype=torch.bool), dict[str, Tensor]()
+    mask[0, :4] = mask[1, 2:6] = True
+    for place, share in enumerate((0.9, 0.1)):
+        own = gradient_of(masking, PHOTOGRAPHS[[place]], torch.tensor([place + 5]), mask[[place]])
+        sent = {name: g * share + sent.get(name, 0.0) for name, g in own.items()}
+    attacks = ["batch_span", "token_peeling"]
+    leak = attack_gradients(masking, sent, batch=2, attacks=attacks, images=PHOTOGRAPHS[:2])
+    assert leak.best.attack == "token_peeling"
+    assert leak.best.solved == 2
+    assert leak.best.psnr > 40
+
+
+def test_a_residual_of_next_to_everything_is_no_reason_against_a_smaller_misfit() -> None:
+    made = {}
+    for name, left, misfit in (("patch_gradient", 0.98, 0.7), ("masked_span", 1.0, 0.01)):
+        scaled = torch.tensor([left])
+        more = {"misfits": torch.tensor([misfit])}
+        made[name] = Reconstructed(name, PHOTOGRAPHS[:1], scaled, torch.ones(1), scaled, **more)
+    assert Leak(made, {}, LABEL, "given").best.attack == "masked_span"
 
 
 def test_of_batches_that_nothing_explains_the_nearest_is_shown() -> None:
