@@ -8,8 +8,8 @@ A (N, D) the rows of all patches. A masked patch has E_unk added in place of e_i
 pos_embed.grad is zero, and unk_embed.grad is the sum of the masked g_i. What the client's recipe
 adds independently of the picture is computed and subtracted: weight decay in a weight difference,
 and L_DAL's gradient d of the position table. How much of d_i a row holds is not known where the
-client clips, nor in a batch whose pictures have masks of their own. Then the row shows it: behind
-LayerNorms g_i is orthogonal to ones, so row i holds the share (row_i . 1) / (d_i . 1) of d_i.
+client clips or scales, nor in a batch whose pictures have masks of their own. Behind LayerNorms g_i
+is orthogonal to ones, so row i holds the share (row_i . 1) / (d_i . 1) of d_i.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from attacks.equations.sent_gradients import (
     pseudo_gradient,
     weight_rounding,
 )
+from mjp_privacy.client.gradients import HALF
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Pixels, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
@@ -187,14 +188,20 @@ def localization_part(
         part = torch.stack([grad(loss)(state[table], mask) for mask in hidden])[:, 0, 1:].double()
     # A row's part depends on its own embedding alone, but for the PCA of all that are visible.
     apart = update.batch > 1 and model.unk_embed is not None and model.dal_kind != "pca"
-    if model.first_block != "intact" or not (update.clipped or apart):
+    if model.first_block != "intact" or update.optimizer != "sgd":
         return part
     sent, own = rows.sum(-1, keepdim=True), part.sum(-1, keepdim=True)
-    tiny = torch.finfo(own.dtype).tiny
-    share = (sent * own).sum(1, keepdim=True) / own.square().sum(1, keepdim=True).clamp_min(tiny)
+    half = HALF.get(update.autocast, update.dtype)
+    rounded = ROUNDING * torch.finfo(half).eps * (rows.norm(dim=-1) + part.norm(dim=-1))
+    level = (error_of(update, TABLE).square() + rounding_error(view, update) ** 2).unsqueeze(-1)
+    error = (rounded.square() + rows.shape[-1] * level).sqrt().unsqueeze(-1)
+    whole = own.square().sum(1, keepdim=True).clamp_min(torch.finfo(own.dtype).tiny)
+    share = (sent * own).sum(1, keepdim=True) / whole
+    if not update.clipped:  # as declared, where nothing says otherwise
+        doubt = (error * own).square().sum(1, keepdim=True).sqrt() / whole
+        share = torch.where((share - 1).abs() <= doubt, 1.0, share)
     if apart:
-        noise = error_of(update, TABLE).view(-1, 1, 1) * math.sqrt(rows.shape[-1])
-        trusted = 1 / (1 + (noise / (LEVEL * own.abs().clamp_min(tiny))).square())
+        trusted = 1 / (1 + (error / (LEVEL * own.abs().clamp_min(1e-300))).square())
         share = share + trusted * (sent / torch.where(own == 0, 1.0, own) - share)
     return share * part
 
