@@ -44,16 +44,17 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.budget import image, spent
-from attacks.equations import PATCH, SWIN_TABLE, TABLE, UNKNOWN
+from attacks.equations import SWIN_TABLE, TABLE, UNKNOWN
 from attacks.equations.completion import field_energy
 from attacks.equations.patch_system import (
     lacks_positions,
+    localization_part,
     located,
     no_gradient,
+    patch_rows,
     to_unit_range,
     zero_rows,
 )
-from attacks.equations.sent_gradients import clip_factors
 from attacks.jigsaw import in_the_order_of, placed_as, shifted_onto
 from attacks.prior import check_prior
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction, Refusal, Usual
@@ -111,12 +112,12 @@ class Matching(Usual, ABC):
         images, masks, facts = [], [], list[dict[str, float]]()
         hidden = _estimated_mask(view, update)
         for step, labels in enumerate(view.labels.split(update.batch)):
-            grads = {name: grad[step] for name, grad in update.grads.items()}
-            mask = None if hidden is None else hidden[step].expand(len(labels), -1)
+            own = None if hidden is None else hidden[step]
+            mask = None if own is None else own.expand(len(labels), -1)
             seed = int(torch.randint(2**62, (), generator=generator))
             started = time.monotonic()
             with image(step * update.batch, len(labels)):
-                targets = _gradients_of_pixels(view.model, grads, update, mask)
+                targets = _gradients_of_pixels(view, update, step, own)
                 matched, fact = self._match(view, targets, labels, mask, seed)
             seconds = (time.monotonic() - started) / len(labels)
             images.append(matched)
@@ -220,28 +221,25 @@ def _estimated_mask(view: AttackerView, update: ClientUpdate) -> Tensor | None:
 
 
 def _gradients_of_pixels(
-    model: MJPVisionTransformer, grads: Grads, update: ClientUpdate, mask: Tensor | None
+    view: AttackerView, update: ClientUpdate, step: int, mask: Tensor | None
 ) -> Grads:
-    """The gradients that candidate pixels can reproduce: dL/dE_pos without lambda *
-    dL_DAL/dE_pos, and dL/dE_unk only where the mask is known."""
-    kept = {name: g for name, g in grads.items() if name != UNKNOWN or mask is not None}
-    table = SWIN_TABLE if SWIN_TABLE in kept else TABLE
-    if update.dal_lambda != 0 and model.dal_regressor is not None and table in kept:
+    """The gradients of one step that candidate pixels can reproduce: dL/dE_pos without lambda *
+    dL_DAL/dE_pos, and dL/dE_unk only where the mask (N,) is known."""
+    model = view.model
+    alone = update.part(slice(step, step + 1))
+    kept = {name: g[0] for name, g in alone.grads.items() if name != UNKNOWN or mask is not None}
+    if not update.dal_lambda or model.dal_regressor is None:
+        return kept
+    if SWIN_TABLE in kept:
         with torch.enable_grad():
             (extra,) = torch.autograd.grad(model.dal_loss(mask), model.table)
-        part = update.dal_lambda * extra
-        if update.clipped and update.batch == 1 and table == TABLE and PATCH in kept:
-            part = _clipped_part(part, kept, mask)
-        kept[table] = kept[table] - part
+        kept[SWIN_TABLE] = kept[SWIN_TABLE] - update.dal_lambda * extra
+    elif TABLE in kept:
+        rows = patch_rows(model, alone.grads[TABLE]).double()
+        hidden = torch.zeros_like(rows[..., 0], dtype=torch.bool) if mask is None else mask[None]
+        part = localization_part(view, alone, rows, hidden).to(kept[TABLE])
+        kept[TABLE] = kept[TABLE] - torch.nn.functional.pad(part, (0, 0, 1, 0))
     return kept
-
-
-def _clipped_part(part: Tensor, grads: Grads, mask: Tensor | None) -> Tensor:
-    """`part` of the table's gradient (1, N+1, D) after the client's gradient clipping."""
-    rows, part_rows = grads[TABLE][:, 1:].double(), part[:, 1:].double()
-    hidden = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
-    total = grads[PATCH].flatten(1).unsqueeze(0).double()
-    return part * clip_factors(rows, part_rows, total, hidden if mask is None else mask).to(part)
 
 
 # with what GradViT adds ---------------------------------------------------------------------------

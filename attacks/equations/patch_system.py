@@ -7,8 +7,9 @@ With z_i = W x_i + beta + e_i at the input of block 0 and g_i = dL/dz_i,
 A (N, D) the rows of all patches. A masked patch has E_unk added in place of e_i: its row of
 pos_embed.grad is zero, and unk_embed.grad is the sum of the masked g_i. What the client's recipe
 adds independently of the picture is computed and subtracted: weight decay in a weight difference,
-and L_DAL's gradient of the position table, which is shrunk like the rest if the recipe clips
-(`equations.sent_gradients`).
+and L_DAL's gradient d of the position table. How much of d_i a row holds is not known where the
+client clips or scales, nor in a batch whose pictures have masks of their own. Behind LayerNorms g_i
+is orthogonal to ones, so row i holds the share (row_i . 1) / (d_i . 1) of d_i.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from attacks.budget import spent
 from attacks.equations import CERTAIN, OUT_OF_RANGE, PATCH, PATCH_SYSTEM, TABLE, UNKNOWN
 from attacks.equations.sent_gradients import (
     autocast_error,
-    clip_factors,
     computing_as,
     effective_rate,
     holds_no_gradient,
@@ -34,6 +34,7 @@ from attacks.equations.sent_gradients import (
     pseudo_gradient,
     weight_rounding,
 )
+from mjp_privacy.client.gradients import HALF
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Pixels, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
@@ -83,10 +84,7 @@ def patch_system(view: AttackerView, update: ClientUpdate) -> PatchSystem:
     total = gradient(view, update, PATCH).flatten(2)
     hidden = located(view, update)
     if update.dal_lambda and view.model.dal_regressor is not None:
-        part = _localization_part(view, update, hidden)
-        if update.clipped:
-            part = clip_factors(rows, part, total, hidden).view(-1, 1, 1) * part
-        rows = rows - part
+        rows = rows - localization_part(view, update, rows, hidden)
     rows = multiplied_rows(update, rows)
     hidden_sum = gradient(view, update, UNKNOWN)[:, 0, 0] if UNKNOWN in update.grads else None
     return PatchSystem(torch.where(hidden.unsqueeze(-1), 0.0, rows), total, hidden, hidden_sum)
@@ -166,8 +164,16 @@ def _table_noise(table: Tensor, noise: float, of_patches: slice) -> tuple[Tensor
     return variance.sqrt(), hidden
 
 
-def _localization_part(view: AttackerView, update: ClientUpdate, hidden: Tensor) -> Tensor:
-    """dal_lambda * dL_DAL/dE_pos of the patch rows (n, N, D), in the client's own precision."""
+LEVEL = 0.5
+"""By how much the share of L_DAL in a row may differ from that of all rows together: rows whose
+declared noise hides such a difference get the latter."""
+
+
+def localization_part(
+    view: AttackerView, update: ClientUpdate, rows: Tensor, hidden: Tensor
+) -> Tensor:
+    """What L_DAL adds to the patches' rows (n, N, D) of the table's gradient, in the client's own
+    precision. An altered block 0 has no LayerNorm that would show how much of it was sent."""
     model = view.model
     used = _Localization(model)
     table = f"model.{TABLE}"
@@ -179,8 +185,25 @@ def _localization_part(view: AttackerView, update: ClientUpdate, hidden: Tensor)
         return update.dal_lambda * value
 
     with computing_as(update, state[table].device):
-        part = torch.stack([grad(loss)(state[table], mask) for mask in hidden])
-    return part[:, 0, 1:].double()
+        part = torch.stack([grad(loss)(state[table], mask) for mask in hidden])[:, 0, 1:].double()
+    # A row's part depends on its own embedding alone, but for the PCA of all that are visible.
+    apart = update.batch > 1 and model.unk_embed is not None and model.dal_kind != "pca"
+    if model.first_block != "intact" or update.optimizer != "sgd":
+        return part
+    sent, own = rows.sum(-1, keepdim=True), part.sum(-1, keepdim=True)
+    half = HALF.get(update.autocast, update.dtype)
+    rounded = ROUNDING * torch.finfo(half).eps * (rows.norm(dim=-1) + part.norm(dim=-1))
+    level = (error_of(update, TABLE).square() + rounding_error(view, update) ** 2).unsqueeze(-1)
+    error = (rounded.square() + rows.shape[-1] * level).sqrt().unsqueeze(-1)
+    whole = own.square().sum(1, keepdim=True).clamp_min(torch.finfo(own.dtype).tiny)
+    share = (sent * own).sum(1, keepdim=True) / whole
+    if not update.clipped:  # as declared, where nothing says otherwise
+        doubt = (error * own).square().sum(1, keepdim=True).sqrt() / whole
+        share = torch.where((share - 1).abs() <= doubt, 1.0, share)
+    if apart:
+        trusted = 1 / (1 + (error / (LEVEL * own.abs().clamp_min(1e-300))).square())
+        share = share + trusted * (sent / torch.where(own == 0, 1.0, own) - share)
+    return share * part
 
 
 class _Localization(torch.nn.Module):

@@ -326,7 +326,12 @@ def label_in_gradient(grads: Mapping[str, Tensor]) -> Tensor | None:
     label_in_gradient({"head.bias": torch.tensor([[0.2, -0.9, 0.7]])}) is tensor([1]).
     """
     if HEAD_BIAS in grads:
-        return grads[HEAD_BIAS].argmin(-1)
+        errors = grads[HEAD_BIAS]
+        if HEAD in grads:  # of rows e_k h; e_k |h|^2 (e . e), which averages noise over h
+            rows, bias = grads[HEAD].double(), errors.double().unsqueeze(-1)
+            weighed = (rows @ (rows.mT @ bias)).squeeze(-1)
+            errors = torch.where(weighed.any(-1, keepdim=True), weighed, errors)
+        return errors.argmin(-1)
     # The class's row of (n, K, D) is as long as all others together, which point the other way; no
     # row is with two classes or with a loss over something else.
     if HEAD not in grads or grads[HEAD].shape[1] <= 2:

@@ -70,6 +70,7 @@ class ModelFacts:
     trained_gamma: float | None = None
     position_embedding: str | None = None
     first_block: str | None = None
+    regressor: str | None = None  # of L_DAL; of rows that do not say it, batches hold L_DAL
     checkpoint: str | None = None
     size: int | None = None  # of a square's side, else the height
     width: int | None = None  # of pictures that are no squares
@@ -235,6 +236,7 @@ def describe(
             "trained_gamma": card.trained_gamma,
             "position_embedding": model.position_embedding,
             "first_block": model.first_block,
+            "regressor": model.dal_kind if localizes else None,
             "checkpoint": card.checkpoint.source,
             "size": height,
             "width": None if width == height else width,

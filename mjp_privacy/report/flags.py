@@ -89,14 +89,30 @@ def _rivals(client: Client, line: Line) -> list[Line]:
     return rivals if line in (*rivals, *client.derived) else []
 
 
+SHOWN = ("linear", "nonlinear")
+"""Regressors of L_DAL whose part in a row of the table's gradient the row itself shows."""
 NOT_OF_POSITIONS = ("token_peeling", "head_features")
 """Attacks on batches that read no gradient of positions."""
 
 
 def _masks_apart(client: Client) -> bool:
-    """Whether L_DAL in a batch's loss is of several masks, one of each picture."""
+    """Whether L_DAL in a batch's loss is of several masks, one of each picture, and no row shows
+    how much of it it holds."""
     cell = client.cell
-    return bool(cell.dal and cell.gamma and (cell.batch or 1) > 1 and cell.mask == CellFacts.mask)
+    several = (cell.batch or 1) > 1 and cell.mask == CellFacts.mask
+    return bool(cell.dal and cell.gamma and several and cell.regressor not in SHOWN)
+
+
+def _adds_errors(client: Client) -> bool:
+    """Whether the client's defences, one that nobody knows included, do more than clip."""
+    cell = client.cell
+    if not cell.defenses or cell.position_noise:
+        return bool(cell.position_noise)
+    try:
+        known = ClientConfig(defenses=tuple(cell.defenses.split(" + ")), batch=cell.batch or 1)
+        return known.has_errors
+    except UserError:
+        return True
 
 
 def _below(client: Client, line: Line) -> bool:
@@ -187,9 +203,7 @@ OF_FIGURES: tuple[Flag, ...] = (
         "The client adds known errors, which {attacks} left out of account: an attack that weighs "
         "them may get more.",
         lambda client, line: tuple(
-            x.attack
-            for x in line.shown_attacks
-            if {"defenses", "position_noise"} & {*client.defences} and "noise" not in x.traits
+            x.attack for x in line.shown_attacks if _adds_errors(client) and "noise" not in x.traits
         ),
     ),
     Flag(

@@ -360,7 +360,8 @@ def _run(
     models = uploads.models[: len(seen.updates)]
     batch, labels, fit, rolled = seen.updates[0].batch, None, None, None
     masks = batch > 1 and masks_some(seen)
-    mask = made.mask if masks or batch == 1 else None
+    shown = batch == 1 or UNKNOWN not in seen.updates[0].grads  # by the attack alone
+    mask = made.mask if masks or shown else None
     guessed = masks and mask is None  # whether nobody knows which patches the client masked
     try:
         if batch > 1 and not guessed:

@@ -45,7 +45,8 @@ from mjp_privacy.uploads.memory import UNKNOWN_LABEL, labels_of, stacked, view_o
 from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload
 
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
-HEAD_FITS_HALF = 0.1  # the same of logits in half precision
+HEAD_FITS_HALF = 0.1  # the same of logits in half precision, and of gradients sent so
+LARGEST = 6  # times its standard deviation: noise on no class is larger
 SHOWN = 3  # number of unshuffled uploads that are named
 LEAST = 2  # uploads that an attack on several is asked with
 TRIED = 5  # number of series whose pixels are looked at
@@ -143,7 +144,9 @@ def _classifier(group: Group, view: AttackerView) -> Iterator[str]:
     expected = (state[HEAD].double() @ feature + state[HEAD_BIAS].double()).softmax(0)
     expected[bias_grad.argmin()] -= 1
     worst = float((expected - bias_grad).abs().max())
-    if worst > (HEAD_FITS if update.autocast == "none" else HEAD_FITS_HALF):
+    noise = update.noise.get(HEAD_BIAS, torch.zeros(1))
+    halved = update.autocast != "none" or HEAD_BIAS in update.rounding
+    if worst > (HEAD_FITS_HALF if halved else HEAD_FITS) + LARGEST * float(noise[0]):
         yield (
             f"the classifier's gradient in {group.series[0].first.name} does not fit "
             f"{group.header.weights} (off by {worst:.2g} where only rounding is expected): these "

@@ -150,6 +150,8 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
         levels = "8-bit levels" if parts == 1 else f"multiples of 1/{parts} level"
         found = f"with {name} (mean {_numbers(both[0])}, std {_numbers(both[1])}) they are {levels}"
         found += " within [0, 1]"
+    elif float(_ranges(fed, std).max()) < 1 / 255:
+        found = "its one colour does not tell which would make it one"
     elif on_a_grid and off > RANDOM:
         found = f"with std {_numbers(on_a_grid[0])} they are levels, whatever the mean"
     elif (scale := scale_on_a_grid(fed, std)) is not None:

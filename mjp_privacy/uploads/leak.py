@@ -109,6 +109,15 @@ class Reconstructed:
         return 0 if self.certain is None else int(self.certain.sum())
 
     @property
+    def solved(self) -> int:
+        """How many pictures' patches were all found, each within what its token's equations leave;
+        which of them make one picture, and in which order, that does not tell."""
+        if not {"patches_found", "token_misfit"} <= self.diagnostics.keys():
+            return 0
+        all_found = self.diagnostics["patches_found"] == 1
+        return int((all_found & (self.diagnostics["token_misfit"] < EXPLAINED)).sum())
+
+    @property
     def is_certain(self) -> bool:
         """Whether every image has a picture and each is certain."""
         return self.certain is not None and not self.reasons and bool(self.certain.all())
@@ -151,7 +160,9 @@ ALL, LEAST_SMOOTHED = 1e-3, 0.5
 """Label smoothing scales the gradient of a classifier that knows nothing yet, and nearly that of
 others, by factors down to the second. It leaves a residual above the first; clipping leaves none,
 unless noise was added or the gradient is of half precision."""
-NOISY = 1.5  # times the declared noise: a residual below it is that of the noise
+NOISY, PART_SEEN = 1.5, 0.5
+"""A residual below the first times the declared noise is that of the noise, if the picture also
+explains this share of the energy that the noise leaves: under strong noise any picture is below."""
 
 PART = "the uploaded gradient of the patch embedding"
 AS_DECLARED = (
@@ -160,9 +171,9 @@ AS_DECLARED = (
 )
 NOT_ASSUMED = (
     "one of these is not as assumed: the loss (plain cross entropy; dropout, label smoothing and "
-    "mixup change it), labels, sign, scale (lr, loss scale), optimizer, weights, batch, mean and "
-    "std, the pictures' size (`img_size=`), a defence's error (`kind=`, `noise=`, `rounding=`, "
-    "`defenses=` and the like declare them)"
+    "mixup change it), labels, sign, scale (lr, loss scale), optimizer, weights (several steps "
+    "move them), batch, mean and std, the pictures' size (`img_size=`), a defence's error "
+    "(`kind=`, `noise=`, `rounding=`, `defenses=` and the like declare them)"
 )
 
 
@@ -249,7 +260,7 @@ def _explained(best: Reconstructed, declared: float) -> str:
     if residual < enough:
         why = "was it clipped, averaged or scaled" if best.factor > 0 else "is the sign another"
         return f"explains {PART} {times} (residual {residual:.1e}); {why}?"
-    if residual < NOISY * declared:
+    if residual < NOISY * declared and 1 - residual**2 > PART_SEEN * (1 - declared**2):
         return (
             f"explains {PART} {times} as far as the declared noise lets it be seen "
             f"(residual {residual:.2g}, of which the noise makes {declared:.2g}); many pictures "
@@ -271,6 +282,9 @@ SIDE = 2.1  # inches of a picture
 NEARER = 0.5  # dB by which an attack is said to be nearer to the originals than the one chosen
 ROUNDING = 1e-5  # of float32: residuals below it do not tell two attacks from each other
 DIGITS = 2  # of a residual that count when attacks are ranked
+FAR = 0.9
+"""From this residual on a picture explains next to nothing of the gradient, be it the client's
+patches in another order or a mixture: residuals do not tell them apart."""
 GUESS = 1.01
 """Times its residual that a picture counts whose patches were put in order, where nothing says that
 the client shuffled: nearer than this to the one that was sent, it is behind it."""
@@ -314,8 +328,10 @@ class Leak:
     def best(self) -> Reconstructed:
         """The attack whose pictures explain the gradient best: one with a picture of every image,
         then those that are certain whatever the loss, then by residual, then by misfit, then those
-        made for batches if there is one. Where the client shuffled patches and masked none, the one
-        that put them back. The private images are not looked at."""
+        whose every token was found, then those made for batches if there is one, of these the one
+        whose residual is less by a first digit.
+        Where the client shuffled patches and masked none, the one that put them back. The private
+        images are not looked at."""
         if not self.ranked:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
             raise UserError(f"No attack made a picture. {reasons}.")
@@ -325,9 +341,9 @@ class Leak:
     def ranked(self) -> list[Reconstructed]:
         """The attacks that made pictures, the best first; of equals, the simplest."""
 
-        def coarse(check: float) -> float:
+        def coarse(check: float, most: float) -> float:
             """The number as far as it tells attacks from each other: of mixtures none does."""
-            if math.isnan(check) or (self.batch > 1 and check >= EXPLAINED):
+            if math.isnan(check) or check >= (EXPLAINED if self.batch > 1 else most):
                 return math.inf
             return float(f"{max(check, ROUNDING):.{DIGITS}g}")
 
@@ -335,9 +351,11 @@ class Leak:
             in_order = self.moved and made.is_sorted
             guess = made.is_sorted and not self.moved
             mixes = self.batch > 1 and not {"batches", "steps"} & traits_of(made.attack)
-            residual = coarse(made.scaled_residual * (GUESS if guess else 1.0))
-            checks = residual, guess, coarse(made.misfit)
-            return (not in_order, len(made.reasons), -made.verified, *checks, mixes)
+            residual = coarse(made.scaled_residual * (GUESS if guess else 1.0), FAR)
+            checks = residual, guess, coarse(made.misfit, math.inf)
+            nearest = float(f"{min(1.0, made.scaled_residual):.1g}")  # 1 where none is known
+            last = -made.solved, mixes, nearest
+            return (not in_order, len(made.reasons), -made.verified, *checks, *last)
 
         return sorted((made for made in self if made.images is not None), key=rank)
 
@@ -366,6 +384,7 @@ class Leak:
         """What came of it: the score where images were given, then what the checks say."""
         if not self.ranked:
             why = "`.refused` says what each would need"
+            why += ", `.skipped` which were not run" * bool(self.skipped)
             return f"No attack made a picture. That is no evidence of safety: {why}."
         best, said = self.best, ""
         if best.scores is not None and self.private is not None:

@@ -269,9 +269,10 @@ def own_uploads(
     step, shows = first.batch, told is not None
     if step > 1:
         shows = first.steps_in_all == 1 and first.optimizer == "sgd"
-    if shows and (several := _classes_of(first, models[0])) > step:
+    several = _classes_of(first, models[0]) if shows else 1
+    turned = shows and step == 1 and _is_turned(first, models[0])
+    if turned or several > step:
         told = None
-        turned = step == 1 and _classes_of(first, models[0], -1) == 1
         pictures = counted(step, "picture")
         another = "of weights after minus before (give kind='weight_difference' and lr=…)"
         if first.kind == "weight_difference":
@@ -339,18 +340,23 @@ def _update_of(sent: Mapping[str, Tensor], client: ClientStep, round: int) -> Cl
     )
 
 
-def _classes_of(update: ClientUpdate, model: LoadedModel, sign: int = 1) -> int:
+def _classes_of(update: ClientUpdate, model: LoadedModel) -> int:
     """How many classes the gradient of the classifier's bias points to at most in a step; 1 where
-    noise hides it.
-
-    sign  -1: were it turned
-    """
+    noise hides it."""
     bias = classifier_gradient(update, model).get(HEAD_BIAS)
     if bias is None or update.noise:
         return 1
-    bias = sign * bias
     strongest = bias.amin(1, keepdim=True)
     return int(((bias < SEVERAL * strongest) & (strongest < 0)).sum(1).max())
+
+
+def _is_turned(update: ClientUpdate, model: LoadedModel) -> bool:
+    """Whether the gradient of the classifier's bias has one positive entry and several negative
+    ones: softmax less a label has one negative one."""
+    bias = classifier_gradient(update, model).get(HEAD_BIAS)
+    if bias is None or update.noise:
+        return False
+    return bool((((bias > 0).sum(1) == 1) & ((bias < 0).sum(1) > 1)).all())
 
 
 # the recorded format ------------------------------------------------------------------------------

@@ -211,6 +211,10 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
         stepped[UNKNOWN] = given[name].reshape(-1, *rows.shape)
     parameters = dict(model.named_parameters())
     named = {name: tensor for name, tensor in stepped.items() if name in parameters}
+    frozen = [name for name in (PATCH, PATCH_BIAS) if name in named]
+    passed = any(bool(g.any()) for name, g in named.items() if name.startswith("blocks."))
+    if passed and not any(bool(named[name].any()) for name in frozen):
+        named = {name: g for name, g in named.items() if name not in frozen}  # sent as zeros
     told = [named[PATCH]] if PATCH in named else list(named.values())
     if not any(bool(tensor.any()) for tensor in told):
         got = f"zeros alone{' in the patch embedding' if PATCH in named else ', or None'}"

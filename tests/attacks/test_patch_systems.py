@@ -18,6 +18,7 @@ from attacks.equations.patch_system import (
     PatchSystem,
     condition_and_rank,
     error_of,
+    localization_part,
     minimum_norm_solve,
     patch_system,
 )
@@ -79,8 +80,36 @@ def test_dal_is_subtracted_as_far_as_it_was_clipped(kind: str, setting: str, cli
     if setting == "b":
         assert torch.equal(system.hidden, inputs.mask)
     if clips:
-        full = patch_system(view, replace(sent, clipped=False))
-        assert not torch.allclose(full.rows, system.rows, rtol=1e-2, atol=1e-6)
+        untold = patch_system(view, replace(sent, clipped=False, dal_lambda=3.0))
+        assert torch.allclose(untold.rows, expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["linear", "nonlinear"])
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_dal_is_taken_out_of_a_batch_of_masks(kind: str, clip: float | None) -> None:
+    """Each picture has its own mask, and each its own factor where examples are clipped."""
+    model = planted_model(unknown_embedding=True, dal=kind)
+    clipped = () if clip is None else ({"dp_sgd": {"noise": 0, "clip": clip}},)
+    facts = {"batch": 2, "defenses": clipped, "dal": True, "dal_lambda": 5.0}
+    view, inputs = view_of(model, **facts)
+    assert not torch.equal(*inputs.mask[:2])
+    update = view.updates[0]
+    rows = patch_system(view, update).rows
+    assert float((rows.sum(-1) / rows.norm(dim=-1).clamp_min(1e-9)).abs().max()) < 1e-9
+    sent = update.grads[TABLE][:, 0, 1:]
+    if clip is None:
+        plain = view_of(model, batch=2)[0].updates[0].grads[TABLE][:, 0, 1:]
+        assert torch.allclose(rows, plain, rtol=1e-5, atol=1e-9)
+        assert not torch.allclose(sent, plain, rtol=1e-2)
+        told = replace(update, noise={TABLE: torch.full((len(sent),), 1e3).double()})
+        hidden = inputs.mask.unflatten(0, (-1, 2)).all(1)
+        common, whole = (  # noise hides the shares of single rows
+            localization_part(view, facts, sent.double(), hidden)
+            for facts in (told, replace(update, batch=1))
+        )
+        for step, masked in enumerate(hidden):
+            share = (common[step].norm(dim=1) / whole[step].norm(dim=1))[~masked]
+            assert float(share.std()) < 1e-6 < float(share.mean())
 
 
 def test_weak_rows_of_a_model_that_cannot_mask_are_no_masked_ones() -> None:

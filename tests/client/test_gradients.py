@@ -168,6 +168,16 @@ def test_every_class_is_read_off_bias_or_weight(smoothing: float, kept: str) -> 
     assert told.tolist() == list(range(7))
 
 
+def test_a_class_that_noise_hides_in_the_bias_is_read_off_both() -> None:
+    step, generator, right = of_a_classifier(4, 40), torch.Generator().manual_seed(1), [0, 0]
+    for _ in range(40):
+        noisy = {n: g + 0.4 * torch.randn(g.shape, generator=generator) for n, g in step.items()}
+        for place, sent in enumerate((noisy, {"head.bias": noisy["head.bias"]})):
+            right[place] += int(label_in_gradient(sent)) == 4
+    assert right[0] > 36
+    assert right[1] < 30
+
+
 def test_no_class_is_made_up() -> None:
     two = of_a_classifier(1, 2)["head.weight"]  # whose rows are alike
     of_another_loss = torch.randn(1, 7, 16, generator=torch.Generator().manual_seed(0))

@@ -206,10 +206,13 @@ BORDERS: list[tuple[list[Attack], str]] = [
     ([attack(MATCHING, 30.0, of=NEAR)], ""),
     ([attack(PLAIN, 30.0, of={"gradient_residual": 0.9})], ""),  # does not optimise
     ([attack(PLAIN, 30.0, defenses="int8")], "noise_ignored"),
+    ([attack(PLAIN, 30.0, defenses="dp_sgd 0")], ""),  # clips alone
     ([attack(PLAIN, 30.0, position_noise=0.1)], "noise_ignored"),
     ([attack("patch_prior", 30.0, defenses="int8")], ""),
     ([attack("shared_picture", 30.0, **BATCH)], "dal_left_in"),
     ([attack("shared_picture", 30.0, **BATCH | {"mask": "batch"})], ""),
+    ([attack("shared_picture", 30.0, **BATCH | {"regressor": "pca"})], "dal_left_in"),
+    ([attack("shared_picture", 30.0, **BATCH | {"regressor": "nonlinear"})], ""),
     ([attack("token_peeling", 30.0, **BATCH)], ""),
     ([attack("april", 30.0, of=ILL, **CLOSED, **ALTERED)], "ill_conditioned"),
     ([attack("april", 30.0, of=WELL, **CLOSED)], ""),

@@ -181,6 +181,29 @@ def test_what_is_not_known_is_noted(model: LoadedModel, gradients: Gradients) ->
     assert "pos_embed" in leak.notes[0]
 
 
+def test_a_patch_embedding_that_is_sent_as_zeros_is_withheld(
+    model: LoadedModel, gradients: Gradients
+) -> None:
+    """As in a weight difference of a client that froze it. Zeros before the classifier are none."""
+    patches = ("patch_embed.proj.weight", "patch_embed.proj.bias")
+    frozen = {n: torch.zeros_like(g) if n in patches else g for n, g in gradients.items()}
+    uploads = own_uploads(model, frozen, {})
+    assert not set(patches) & set(uploads.updates[0].grads)
+    silent = {n: g if n.startswith("head.") else torch.zeros_like(g) for n, g in gradients.items()}
+    with pytest.raises(UserError, match="zeros alone in the patch embedding"):
+        own_uploads(model, silent, {})
+
+
+def test_a_turned_sign_is_told_of_a_network_that_is_sure_of_another_class() -> None:
+    model = planted_model()
+    with torch.no_grad():
+        model.head.bias[5] += 20
+    sent = {name: -g for name, g in gradient_of(model, planted_images(1), LABEL).items()}
+    uploads = own_uploads(model, sent, {})
+    assert uploads.labels is None
+    assert "weight_difference" in uploads.notes[0]
+
+
 def test_classes_that_do_not_fit_one_picture_are_noticed(
     model: LoadedModel, gradients: Gradients
 ) -> None:

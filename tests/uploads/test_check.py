@@ -144,6 +144,22 @@ def test_an_autocast_that_a_header_leaves_out_is_read_off_the_gradient(
     assert "classifier's gradient" not in text
 
 
+@pytest.mark.parametrize("error", ["bfloat16", "noise", "noise untold"])
+def test_a_classifiers_gradient_with_declared_errors_fits(error: str, tmp_path: Path) -> None:
+    model = load_model("cifar_vit")
+    images = torch.rand(1, 3, 56, 56, generator=torch.Generator().manual_seed(0))
+    loss = torch.nn.functional.cross_entropy(model(model.normalize(images)), torch.tensor([3]))
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    sent = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+    if error == "bfloat16":
+        sent = {name: g.bfloat16() for name, g in sent.items()}
+    else:
+        generator = torch.Generator().manual_seed(1)
+        sent = {n: g + 3e-3 * torch.randn(g.shape, generator=generator) for n, g in sent.items()}
+    save_upload(tmp_path, model, sent, labels=3, noise=3e-3 if error == "noise" else 0.0)
+    assert ("does not fit" in check_uploads(tmp_path)[0]) == (error == "noise untold")
+
+
 # uploads in which nothing was shuffled ------------------------------------------------------------
 
 

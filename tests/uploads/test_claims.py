@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 from mjp_privacy.uploads.checks import declared_wrongly
 from mjp_privacy.uploads.leak import Leak, Reconstructed
+from tests.helpers.planted import gradient_of
 
 LABEL = torch.tensor([5])
 HALF = (0.5,) * 3, (0.5,) * 3
@@ -49,6 +51,12 @@ def test_parts_of_levels_tell_another_normalisation(place: int) -> None:
         assert "other order" in declared_wrongly(turned, IMAGENET_MEAN, (1.0,) * 3)
 
 
+def test_one_colour_names_no_normalisation() -> None:
+    said = declared_wrongly(as_fed(torch.full((3, 32, 32), 0.3)), *HALF)
+    assert "no 8-bit levels" in said
+    assert "std 0.2" not in said
+
+
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.5, 0.5)])
 def test_pixels_fed_from_0_to_255_are_named(mean: float, std: float) -> None:
     assert "0 to 255" in declared_wrongly(255 * PHOTOGRAPHS[0], (mean,) * 3, (std,) * 3)
@@ -75,29 +83,33 @@ def masking() -> LoadedModel:
     )
 
 
-def of_masked(masking: LoadedModel, mask: Tensor | None, **facts: Any) -> Leak:
-    """Attacks on a step of the first photographs, masked by (B, N)."""
+def of_masked(
+    masking: LoadedModel, mask: Tensor | None, kept: Sequence[str] = (), **facts: Any
+) -> Leak:
+    """Attacks on a step of the first photographs, masked by (B, N); kept: what is not sent."""
     count = 2 if mask is None else len(mask)
     fed, labels = masking.normalize(PHOTOGRAPHS[:count]), torch.arange(count) + 5
     loss = nn.functional.cross_entropy(masking(fed, mask), labels)
     names, parameters = zip(*masking.named_parameters(), strict=True)
     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
     sent = {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
+    sent = {name: grad for name, grad in sent.items() if name not in kept}
     return attack_gradients(masking, sent, batch=count, **facts)
 
 
-@pytest.mark.parametrize("masked", [0, 4])
+@pytest.mark.parametrize(("masked", "kept"), [(0, ()), (4, ()), (4, ("unk_embed",))])
 def test_the_gradient_of_a_masked_batch_is_compared_with_the_masks_that_are_found(
-    masking: LoadedModel, masked: int
+    masking: LoadedModel, masked: int, kept: tuple[str, ...]
 ) -> None:
     mask = torch.zeros(2, 16, dtype=torch.bool)
     mask[0, :masked] = mask[1, 2 : 2 + masked] = True
-    leak = of_masked(masking, mask if masked else None, attacks=["token_peeling", "batch_span"])
+    attacks = ["token_peeling", "batch_span"]
+    leak = of_masked(masking, mask if masked else None, kept, attacks=attacks)
     assert leak.best.attack == "token_peeling"
     assert leak.best.residual < 1e-4
     assert leak.best.labels is not None
     assert sorted(leak.best.labels.tolist()) == [5, 6]
-    if masked:  # those of others are guesses
+    if masked and not kept:  # those of others are guesses
         assert math.isnan(leak["batch_span"].residual)
         assert "labels" not in leak["batch_span"].uncompared != ""
         alone = Leak({"batch_span": leak["batch_span"]}, {}, None, "given", batch=2)
@@ -138,6 +150,47 @@ def test_a_residual_that_moved_patches_leave_as_well_explains_nothing() -> None:
         said = explaining(residual, rolled)
         assert ("has the uploaded gradient" in said) == has
         assert (f"{rolled:.2g}" in said) == (not has and rolled < 1)
+
+
+@pytest.mark.parametrize(("residual", "sees"), [(0.85, True), (0.99, False), (1.0, False)])
+def test_under_strong_noise_a_picture_must_explain_a_part_of_what_it_leaves(
+    residual: float, sees: bool
+) -> None:
+    assert ("lets it be seen" in explaining(residual, math.nan, declared=0.81)) == sees
+
+
+def test_a_step_whose_examples_were_clipped_is_read_by_the_masks_that_were_found(
+    masking: LoadedModel,
+) -> None:
+    """Each picture's gradient has a factor of its own: no batch explains the whole."""
+    mask, sent = torch.zeros(2, 16, dtype=torch.bool), dict[str, Tensor]()
+    mask[0, :4] = mask[1, 2:6] = True
+    for place, share in enumerate((0.9, 0.1)):
+        own = gradient_of(masking, PHOTOGRAPHS[[place]], torch.tensor([place + 5]), mask[[place]])
+        sent = {name: g * share + sent.get(name, 0.0) for name, g in own.items()}
+    attacks = ["batch_span", "token_peeling"]
+    leak = attack_gradients(masking, sent, batch=2, attacks=attacks, images=PHOTOGRAPHS[:2])
+    assert leak.best.attack == "token_peeling"
+    assert leak.best.solved == 2
+    assert leak.best.psnr > 40
+
+
+def test_a_residual_of_next_to_everything_is_no_reason_against_a_smaller_misfit() -> None:
+    made = {}
+    for name, left, misfit in (("patch_gradient", 0.98, 0.7), ("masked_span", 1.0, 0.01)):
+        scaled = torch.tensor([left])
+        more = {"misfits": torch.tensor([misfit])}
+        made[name] = Reconstructed(name, PHOTOGRAPHS[:1], scaled, torch.ones(1), scaled, **more)
+    assert Leak(made, {}, LABEL, "given").best.attack == "masked_span"
+
+
+def test_of_batches_that_nothing_explains_the_nearest_is_shown() -> None:
+    made = {}
+    for name, left in (("batch_span", math.nan), ("layer_span", 0.99), ("token_peeling", 0.6)):
+        scaled = torch.tensor([left] * 2)
+        made[name] = Reconstructed(name, PHOTOGRAPHS[:2], scaled, torch.ones(2), scaled)
+    leak = Leak(made, {}, None, "unknown", batch=2)
+    assert [one.attack for one in leak.ranked] == ["token_peeling", "batch_span", "layer_span"]
 
 
 def test_the_shape_that_pictures_may_have_as_well_is_named_where_nothing_is_certain() -> None:
