@@ -15,6 +15,7 @@ import shlex
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -161,6 +162,7 @@ def answered(load: Callable[[], Command], argv: list[str], usage: Usage) -> int:
                 f"{os.strerror(error.errno or 0)}. Go to one that exists with cd, and call again."
             ) from None
         check_address_space()
+        warnings.filterwarnings("ignore", message=".*torch.jit.script")  # torch's word to itself
         gc.set_threshold(50_000)  # what imports and tables make stays; looking it over takes .5 s
         code = load()(argv, usage)
         sys.stdout.flush()

@@ -378,11 +378,13 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     try:
         text = CONFIG.text(path)
     except NoFile as error:
-        names = sorted(p.name for p in path.parent.glob("*.y*ml"))
-        names += [] if path.suffix else sorted(p.stem for p in STOCK.glob("*.yaml"))
+        shipped = list(stock_configs())
+        if not path.suffix:
+            shipped = [name.removeprefix("configs/").removesuffix(".yaml") for name in shipped]
+        names = [str(p) for p in sorted(path.parent.glob("*.y*ml"))] + shipped
         raise UserError(
             f"No config at {shown(path)!r}: expected a YAML file, or the name of a stock config."
-            f"{did_you_mean(path.name, names)} Those shipped: mjp list configs."
+            f"{did_you_mean(str(path), names)} Those shipped: mjp list configs."
         ) from error
     content = yaml_value(text, shown(path))
     if not isinstance(content, Mapping):

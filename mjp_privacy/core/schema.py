@@ -192,7 +192,9 @@ def listed_mistakes(error: ValidationError, kind: Any) -> str:
     count = len(lines)
     if count > MISTAKES_SHOWN:
         lines = [*lines[:MISTAKES_SHOWN], f"... and {count - MISTAKES_SHOWN} more"]
-    return f"{count} mistake(s):\n  " + "\n  ".join(lines)
+    return f"{count} mistake(s):" + "".join(
+        f"{' ' if count == 1 else chr(10) + '  '}{x}" for x in lines
+    )
 
 
 def _is_of_another_kind(problem: Any) -> bool:

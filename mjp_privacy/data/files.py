@@ -26,6 +26,8 @@ from mjp_privacy.data.decoding import MAX_BYTES, ImageError
 # Nearly every name is its own id. In one that is no Unicode, holds control characters or is a page
 # long these are written as %XX, or its middle is left out, and a hash tells it from every other.
 
+EMBEDDED, FLAT = "embedded", "flat"  # in place of a path: pictures that come along
+
 LONGEST = 512
 """Characters of an id."""
 LONGEST_PART = 255
@@ -283,6 +285,8 @@ def place_of(path: Path) -> Literal["folder", "zip"]:
     except (OSError, ValueError) as error:  # a name that is too long, or not ours to read
         got = f"{shown(path)}: {reason(error)}"
     if got is None:
+        if len(path.parts) == 1 and (word := nearest(path.name, (EMBEDDED, FLAT))):
+            raise UserError(f"No folder or zip of images at {shown(path)}. Did you mean {word}?")
         raise missing_path("folder or zip of images", path)
     raise UserError(
         f"Expected a folder or a zip of images, got {got}. Give the folder it lies in; unpack any "

@@ -22,7 +22,15 @@ from mjp_privacy.core.registry import Entry, unknown_name
 from mjp_privacy.core.schema import Size, height_width, size_text
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import Altered, ImageError, decoded, header
-from mjp_privacy.data.files import Files, from_home, image_names, open_files, place_of
+from mjp_privacy.data.files import (
+    EMBEDDED,
+    FLAT,
+    Files,
+    from_home,
+    image_names,
+    open_files,
+    place_of,
+)
 from mjp_privacy.data.labels import LabelSource, find_labels
 
 if TYPE_CHECKING:
@@ -216,7 +224,6 @@ class Preprocessing:
 # ------------------------------------------------------------------------------------------------
 # Opened.
 
-EMBEDDED, FLAT = "embedded", "flat"
 MADE: Mapping[str, Entry] = {
     EMBEDDED: Entry("mjp_privacy.data.made:embedded_images"),
     FLAT: Entry("mjp_privacy.data.made:flat_pictures"),

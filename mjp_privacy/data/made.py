@@ -23,7 +23,8 @@ from PIL import Image, ImageDraw, ImageFilter
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind
 from mjp_privacy.data.decoding import ImageError, decode_image
-from mjp_privacy.data.images import EMBEDDED, FLAT, ImageRecord, ImageSource
+from mjp_privacy.data.files import EMBEDDED, FLAT
+from mjp_privacy.data.images import ImageRecord, ImageSource
 
 SIDE = 224
 """Side of a crop in pixels, of the photograph and of the picture."""

@@ -202,7 +202,7 @@ def unreached(before: Experiment, changed: Experiment) -> list[str]:
         values = [value for value in own if value not in (None, new)]
         if old == new or not values:
             continue
-        listed = plain(", ".join(dict.fromkeys(map(str, values))))
+        listed = plain(", ".join(dict.fromkeys(str(v) if v != () else "none" for v in values)))
         if len(values) == len(own):
             raise UserError(
                 f"--{name} would change nothing: expected an entry in the grid of {changed.name} "

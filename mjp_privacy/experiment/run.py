@@ -346,8 +346,8 @@ class Run:
         where = "this process, one thread" if engine.kind == "here" else f"engine {engine.kind}"
         workers = f", {engine.workers} worker(s) of one thread" if engine.workers else ""
         say(
-            f"{self.images} images, {len(self.plan.cells)} cells, {where}{workers} on "
-            f"{self.job.device}",
+            f"{counted(self.images, 'image')}, {counted(len(self.plan.cells), 'cell')}, "
+            f"{where}{workers} on {self.job.device}",
             images=self.images,
             **self.job.made_with,
         )
@@ -477,9 +477,8 @@ class Run:
         told = []
         for reason, places in failures.items():
             of = list(dict.fromkeys(places))
-            more = "; …" if len(of) > PLACES else ""
-            several = f"{len(of)} ({'; '.join(of[:PLACES])}{more})"  # 40 (ViT, a, 0.png; …)
-            told.append(f"{of[0] if len(of) == 1 else several}: {reason}")
+            more = f"; … ({len(of)} in all)" if len(of) > PLACES else ""
+            told.append(f"{'; '.join(of[:PLACES])}{more}: {reason}")
         refused = rows[rows["status"] == "unsupported"].groupby("reason")["run_id"]
         ranked = refused.agg(["size", "nunique"]).sort_values("size", ascending=False)
         return RunSummary(

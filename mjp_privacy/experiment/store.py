@@ -204,6 +204,9 @@ class RunStore:
         import pyarrow as pa
 
         table = pa.Table.from_pandas(rows.assign(block=np.int32(block)), preserve_index=False)
+        for at, column in enumerate(table.schema):
+            if pa.types.is_large_string(column.type):  # as pandas 3 makes them
+                table = table.set_column(at, column.name, table[at].cast(pa.string()))
         table = with_pictures(table, list(rows["image_id"]), pictures)
         table = table.replace_schema_metadata({ABOUT: json.dumps(about or {}, default=str)})
         return write_pieces(self.folder(run_id), f"{block:05d}", table.schema, [table])

@@ -17,7 +17,7 @@ from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, print_json
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, working_in
 from mjp_privacy.core.machine import use_threads
-from mjp_privacy.core.read import is_there, stock_configs
+from mjp_privacy.core.read import STOCK, is_there, stock_configs
 from mjp_privacy.core.registry import Entry, unknown_name
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.images import keep_apart
@@ -174,7 +174,8 @@ def list_names(argv: list[str], usage: Usage) -> int:
     blocks = []
     for kind, names in listed.items():
         lines = [f"  {name:{width}}{line}".rstrip() for name, line in names.items()]
-        blocks.append("\n".join([kind, *lines]))
+        where = f" ({STOCK.parent}/…)" if kind == "configs" else ""
+        blocks.append("\n".join([kind + where, *lines]))
     print("\n\n".join(blocks))
     return DONE
 

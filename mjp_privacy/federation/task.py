@@ -22,7 +22,7 @@ from mjp_privacy.client.upload import BETAS, EPSILON, make_upload, with_sinusoid
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, torch_generator
 from mjp_privacy.data import embedded_images
-from mjp_privacy.data.images import EMBEDDED
+from mjp_privacy.data.files import EMBEDDED
 from mjp_privacy.federation.config import FederationConfig, Server
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model

@@ -128,7 +128,8 @@ def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) 
     raise UserError(
         f"{source} {shown(fault)}: expected a plain ViT{' classifier' * classifies} with one "
         "class token, one head and no layer scale, of RGB pictures, in the layout of "
-        f"{'; '.join(layout.title for layout in LAYOUTS)}."
+        f"{'; '.join(layout.title for layout in LAYOUTS)}. A network of your own code: "
+        "give it, with its gradients, to attack_gradients in Python."
     )
 
 

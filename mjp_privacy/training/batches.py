@@ -167,8 +167,8 @@ def check_labels(
     labels = {record.label for record in records if record.label is not None}
     if max(labels, default=0) >= classes:
         raise UserError(
-            f"{option} holds a label {max(labels)}, but {owner} has {classes} classes: expected "
-            "labels of the data that it is for."
+            f"{option} holds a label {max(labels)}, but {owner} has {classes} classes. "
+            f"Expected labels below {classes}: other images, or a model of more classes."
         )
     folders = class_folders(records)
     numbered = all(map(is_class_index, folders.values()))

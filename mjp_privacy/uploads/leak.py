@@ -166,8 +166,8 @@ explains this share of the energy that the noise leaves: under strong noise any 
 
 PART = "the uploaded gradient of the patch embedding"
 AS_DECLARED = (
-    "as far as mean, std and the order of channels are as declared, no tensor's gradient was "
-    "scaled by itself"
+    "as far as mean, std and the order of channels are as declared, and no tensor's "
+    "gradient was scaled by itself"
 )
 NOT_ASSUMED = (
     "one of these is not as assumed: the loss (plain cross entropy; dropout, label smoothing and "

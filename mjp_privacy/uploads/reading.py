@@ -301,7 +301,7 @@ def modules_of(model: Models, uploads: int) -> list[nn.Module]:
     """The model of each upload."""
     if isinstance(model, nn.Module):
         return [model] * uploads
-    modules = list(model) if isinstance(model, Sequence) else []
+    modules = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else []
     if len(modules) != uploads or not all(isinstance(module, nn.Module) for module in modules):
         expected = f"a torch.nn.Module, or a list with one for each of {uploads} upload(s)"
         got = f"{len(modules) or type(model).__name__}"

@@ -100,6 +100,7 @@ def test_paths_that_hold_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (tmp_path / "imagnet", f"{tmp_path / 'imagenet'}?"),
         (tmp_path / "imagnet/val", f"{tmp_path / 'imagenet' / 'val'}?"),
         (tmp_path / "xyz", "'xyz'"),
+        (Path("embeded"), "embedded?"),
         *((nonsense, "zip of images") for nonsense in ("", "  ", "x" * 300, "a\0b")),
     ):
         assert named in error_of(path)

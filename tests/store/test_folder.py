@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -60,6 +61,13 @@ def test_pictures_come_back_bit_for_bit_and_small(store: RunStore) -> None:
     assert found is not None
     for name, tensor in pictures.items():
         assert found[name].numpy().tobytes() == tensor.numpy().tobytes()
+
+
+def test_rows_whose_strings_are_those_of_pandas_3_are_read(store: RunStore) -> None:
+    with pd.option_context("future.infer_string", True):
+        content = pq.read_schema(write(store, {"a": 1}).path)
+    assert content.field("image_id").type == pa.string()
+    assert scores(store) == {"a": 1}
 
 
 def test_bytes_of_an_early_version_are_read(store: RunStore) -> None:
