@@ -326,18 +326,18 @@ class Leak:
         """The attacks that made pictures, the best first; of equals, the simplest."""
 
         def coarse(check: float) -> float:
-            """The number as far as it tells attacks from each other: of mixtures none does."""
-            if math.isnan(check) or (self.batch > 1 and check >= EXPLAINED):
-                return math.inf
-            return float(f"{max(check, ROUNDING):.{DIGITS}g}")
+            """The number as far as it tells attacks from each other."""
+            return math.inf if math.isnan(check) else float(f"{max(check, ROUNDING):.{DIGITS}g}")
 
         def rank(made: Reconstructed) -> tuple[float, ...]:
             in_order = self.moved and made.is_sorted
             guess = made.is_sorted and not self.moved
-            mixes = self.batch > 1 and not {"batches", "steps"} & traits_of(made.attack)
+            traits = traits_of(made.attack)
+            behind = 1 if "steps" in traits else 2 * ("batches" not in traits)
+            known = self.batch == 1 or made.scaled_residual < EXPLAINED
             residual = coarse(made.scaled_residual * (GUESS if guess else 1.0))
-            checks = residual, guess, coarse(made.misfit)
-            return (not in_order, len(made.reasons), -made.verified, *checks, mixes)
+            first = not in_order, len(made.reasons), -made.verified
+            return *first, 0 if known else behind, residual, guess, coarse(made.misfit)
 
         return sorted((made for made in self if made.images is not None), key=rank)
 
