@@ -61,6 +61,7 @@ from attacks.equations.patch_system import (
     is_disturbed,
     lacks_gradients,
     lacks_patch_system,
+    lacks_positions,
     located,
     patch_system,
     pictures_of,
@@ -162,9 +163,10 @@ class LayerSpan(Usual):
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the upload does not show the spans of its batch, or None."""
         return (
-            BatchSpanAttack(self.prior).unsupported(view)
+            lacks_positions(view.model)
+            or lacks_layer_spans(view.model, view.updates[0].batch)  # it needs fewer patches yet
+            or BatchSpanAttack(self.prior).unsupported(view)
             or lacks_gradients(view, *_verifying(view.model, self.blocks))
-            or lacks_layer_spans(view.model, view.updates[0].batch)
         )
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:

@@ -53,6 +53,7 @@ PATIENCE = 12  # times in a row that this may lead to no better order
 TRIALS = 8_000  # orders that are looked at, at most
 SEEN = 1.5  # times the least share of shifted pictures that another one has where order is seen
 SAME = 1e-3  # relative difference up to which two orders show the same picture
+NEARER = 0.5  # of the share of the given order that another one, not right, has where it is better
 
 
 def other_orders(grid: Grid) -> list[Tensor]:
@@ -118,7 +119,8 @@ class PatchOrder:
     def found(self, patches: Tensor) -> tuple[Tensor, bool]:
         """Which of the normalised patches (N, p) stands at each place, (N,), and whether this is
         the right order: it leaves outside what noise does, and others leave more, those that some
-        networks do not tell from it among them (`other_orders`)."""
+        networks do not tell from it among them (`other_orders`). Where nothing is right nor clearly
+        better, they stay as they are."""
         places = torch.arange(len(patches), device=patches.device)
         grid = places.view(self.model.grid)
         shifts = torch.cartesian_prod(*map(torch.arange, grid.shape)).tolist()
@@ -131,6 +133,8 @@ class PatchOrder:
         generator = torch_generator("order of patches", len(patches))
         search.exchange(generator)
         search.move_some(generator)
+        if search.share > max(self.enough, NEARER * float(shares[0])):
+            return places, False  # as with dropout, whose part no order lessens
         found = patches[search.order]
         others = found[torch.stack(other_orders(self.model.grid)).to(found.device)]
         apart = (others - found).flatten(1).norm(dim=1) > SAME * found.norm()

@@ -73,7 +73,9 @@ def lacks_layer_spans(model: MJPVisionTransformer, batch: int) -> Refusal | None
     if batch * tokens < width:
         return None
     most = (width - 1) // tokens
-    way_out = f"batches of at most {most} do" if most else "no batch of this model does"
+    way_out = f"batches of at most {most} do"
+    if not most:
+        way_out = f"one picture of up to {width - 1 - tokens + model.grid.patches} patches does"
     return Refusal(
         "underdetermined",
         f"B (N + 1) = {batch * tokens} tokens of a batch >= D = {width}: their spans leave a "

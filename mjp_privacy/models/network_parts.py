@@ -141,7 +141,7 @@ def _run(
 
     hooks = [part.register_forward_hook(keep, with_kwargs=True) for part in module.modules()]
     try:
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             module.eval()(x, **options)
     except Exception:  # whatever the network's own code raises
         pass

@@ -327,11 +327,10 @@ class Leak:
     @property
     def best(self) -> Reconstructed:
         """The attack whose pictures explain the gradient best: one with a picture of every image,
-        then those that are certain whatever the loss, then by residual, then by misfit, then those
-        whose every token was found, then those made for batches if there is one, of these the one
-        whose residual is less by a first digit.
-        Where the client shuffled patches and masked none, the one that put them back. The private
-        images are not looked at."""
+        then those that are certain whatever the loss, then by residual, then by misfit. In a batch
+        that nothing explains those made for batches are first, of these the one that found most
+        pictures' tokens. Where the client shuffled patches and masked none, the one that put them
+        back. The private images are not looked at."""
         if not self.ranked:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
             raise UserError(f"No attack made a picture. {reasons}.")
@@ -342,20 +341,23 @@ class Leak:
         """The attacks that made pictures, the best first; of equals, the simplest."""
 
         def coarse(check: float, most: float) -> float:
-            """The number as far as it tells attacks from each other: of mixtures none does."""
-            if math.isnan(check) or check >= (EXPLAINED if self.batch > 1 else most):
+            """The number as far as it tells attacks from each other: from `most` on none does."""
+            if math.isnan(check) or check >= most:
                 return math.inf
             return float(f"{max(check, ROUNDING):.{DIGITS}g}")
 
         def rank(made: Reconstructed) -> tuple[float, ...]:
             in_order = self.moved and made.is_sorted
             guess = made.is_sorted and not self.moved
-            mixes = self.batch > 1 and not {"batches", "steps"} & traits_of(made.attack)
+            traits, several = traits_of(made.attack), self.batch > 1
+            of_batches = 1 if "batches" in traits else 2 if "steps" in traits else 3
+            behind = of_batches if several and not made.scaled_residual < EXPLAINED else 0
             residual = coarse(made.scaled_residual * (GUESS if guess else 1.0), FAR)
-            checks = residual, guess, coarse(made.misfit, math.inf)
+            misfit = coarse(made.misfit, EXPLAINED if several else math.inf)
             nearest = float(f"{min(1.0, made.scaled_residual):.1g}")  # 1 where none is known
-            last = -made.solved, mixes, nearest
-            return (not in_order, len(made.reasons), -made.verified, *checks, *last)
+            first = not in_order, len(made.reasons), -made.verified, behind
+            solved = -made.solved if behind else 0
+            return *first, solved, residual, guess, misfit, nearest
 
         return sorted((made for made in self if made.images is not None), key=rank)
 

@@ -121,6 +121,8 @@ CASES = (
     Case("batch_span", FEW, "no batch of this model", batch=2),
     Case("span_matching", FEW, "N B = 128 patches", batch=32, model=SMALL),
     Case("layer_span", FEW, "50 tokens of a batch >= D = 48", 10, SMALL | {"embed_dim": 48}),
+    Case("layer_span", FEW, "up to 62 patches", model={"embed_dim": 64}),
+    Case("layer_span", FEW, "up to 14 patches", model={"embed_dim": 16}),  # not 4 x 4
     Case("batch_lattice", FEW, "12 differences > 10", 4, LARGE, options={"most": 10}),
     Case("batch_lattice", FEW, "12 differences >= p = 12", 4, {"img_size": 4, "patch_size": 2}),
     Case("batch_lattice", FEW, "= 1 * 15", 2, LARGE | {"img_size": 32, "embed_dim": 32}),

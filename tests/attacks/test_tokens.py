@@ -345,6 +345,17 @@ def test_a_network_that_does_not_see_an_order_leaves_it() -> None:
     assert order.tolist() == list(range(len(patches)))
 
 
+def test_a_gradient_that_no_order_explains_leaves_the_order_that_borders_gave() -> None:
+    """As of attention with dropout."""
+    attention, patches = order_and_patches(relative())
+    like = torch.randn(attention.rows.shape, generator=torch.Generator().manual_seed(0))
+    spread = 0.1 * attention.rows.square().mean().sqrt()
+    other = replace(attention, rows=attention.rows + spread * like.to(spread))
+    order, is_right = other.found(patches)
+    assert not is_right
+    assert order.tolist() == list(range(len(patches)))
+
+
 @pytest.mark.parametrize("turns", [False, True])
 def test_an_order_is_not_right_where_another_is_as_good(turns: bool) -> None:
     """A relative bias that is the same for both directions does not tell a picture from itself

@@ -229,6 +229,19 @@ def test_patches_as_they_were_sent_are_before_those_that_borders_moved(
     assert ("colours" in leak.verdict) == (moved > 0.11)
 
 
+def test_of_a_batch_the_nearest_made_for_batches_is_first_unless_another_explains_it() -> None:
+    def best(**residuals: float) -> str:
+        made = {
+            name: Reconstructed(name, PHOTOGRAPHS[:2], *(left, torch.ones(2), left))
+            for name, left in ((n, torch.full((2,), value)) for n, value in residuals.items())
+        }
+        return Leak(made, {}, None, "unknown", batch=2).best.attack
+
+    assert best(batch_span=0.089, token_peeling=0.013) == "token_peeling"
+    assert best(batch_span=1.5, patch_gradient=1.2, inverting_gradients=0.1) == "batch_span"
+    assert best(batch_span=0.5, patch_gradient=0.3, inverting_gradients=0.005) != "batch_span"
+
+
 @pytest.mark.parametrize("found", [0.0, 1.0])
 def test_an_order_that_attention_tells_is_not_laid_to_borders(
     masking: LoadedModel, monkeypatch: pytest.MonkeyPatch, found: float

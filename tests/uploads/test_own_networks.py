@@ -267,12 +267,14 @@ def test_positions_may_be_a_map_or_rows_and_columns(kind: str) -> None:
     assert leak_of(Positions(kind), photographs(2), **given).best.exact == 2
 
 
-@pytest.mark.parametrize("size", [None, 48])
-def test_timms_networks_that_embed_patches_elsewhere_are_read(size: int | None) -> None:
+@pytest.mark.parametrize(("kind", "size"), [("gap", None), ("gap", 48), ("siglip", 48)])
+def test_timms_networks_that_embed_patches_elsewhere_are_read(kind: str, size: int | None) -> None:
     """NaFlexVit: a linear layer of flattened patches, and a table that is a grid and is stretched
-    to pictures of other sizes; layer scale as after training."""
+    to pictures of other sizes, added in place where no token stands before the patches; layer scale
+    as after training."""
     sizes: Any = {"embed_dim": DIM, "depth": 2, "num_heads": 4, "num_classes": 10, "img_size": 64}
-    network = timm.create_model("naflexvit_base_patch16_gap", pos_embed_grid_size=(4, 4), **sizes)
+    name = f"naflexvit_base_patch16_{kind}"
+    network = timm.create_model(name, pos_embed_grid_size=(4, 4), **sizes)
     for name, scale in network.named_parameters():
         if "gamma" in name:
             nn.init.constant_(scale, 0.1)

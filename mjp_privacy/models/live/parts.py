@@ -292,7 +292,8 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
             continue
         first, norms = run[at], [ran for ran in run if isinstance(ran.part, nn.LayerNorm)]
         before = next((norm for norm in norms if norm.output is first.given), None)
-        after = next((norm.part for norm in norms if norm.given is first.output), None)
+        alone = first.output._version == 0  # a table that is added in place makes it another tensor
+        after = next((norm.part for norm in norms if alone and norm.given is first.output), None)
         patches, given = to_patches(x[0], patch), (before or first).given
         given = given.movedim(-3, -1) if isinstance(layer, nn.Conv2d) else given
         given = given.reshape(-1, patches.shape[1])
