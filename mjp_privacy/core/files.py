@@ -271,7 +271,9 @@ def output_folder(path: Path) -> Path:
     return path
 
 
-def check_own(out: Path, command: str, own: Collection[str] = ()) -> None:
+def check_own(
+    out: Path, command: str, own: Collection[str] = (), do: str = "move them away"
+) -> None:
     """Raise where the --out of a command that starts anew each time holds anything but files of
     these names, or patterns, as an earlier call left them: somebody's would be written over."""
     try:
@@ -283,7 +285,7 @@ def check_own(out: Path, command: str, own: Collection[str] = ()) -> None:
         raise UserError(
             f"--out {shown(out)}: expected an earlier --out of `{command}`, or an empty or new "
             f"one; got one with other files ({shown(first_of(others, 2))}). Give another --out, or "
-            "move them away."
+            f"{do}."
         )
 
 

@@ -41,7 +41,7 @@ BLANK = {"name": "none", "models": {"none": {}}, "grid": [{"models": ["none"], "
 """An experiment for --help without a config, or until the command line is parsed."""
 MODEL_OPTIONS = ("model", "img_size", "mean", "std", "num_heads")
 """Options of `mjp attack` that are fields of every model of the config."""
-SHARED = ("limit", "attack_seconds", "device", "add")
+SHARED = ("limit", "attack_seconds", "device", "into", "add")
 """Options that simulated and recorded uploads have in common."""
 
 
@@ -110,6 +110,8 @@ class AttackArguments:
     --keep the command stops where it finds any."""
     keep: bool = False
     """Keep such results and do what is missing; rows say in `code` what made them."""
+    into: bool = False
+    """Write into a folder that holds other files and no run."""
     add: bool = False
     """Put this experiment beside another one into its run's folder, so that they share a table."""
     by: Annotated[EngineConfig, tyro.conf.arg(name="")] = AUTO

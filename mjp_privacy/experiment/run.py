@@ -69,6 +69,7 @@ def run_experiment(
     device: str = "auto",
     stale: Stale = "ask",
     engine: EngineConfig | str | None = None,
+    into: bool = False,
     add: bool = False,
 ) -> RunSummary:
     """Attack every image in every cell. Called again, it does only what is not finished yet.
@@ -89,6 +90,7 @@ def run_experiment(
     engine   who does the work: None or "here", this process; "local", "ray" or "slurm"; the YAML
              file of a site; or an EngineConfig, such as EngineConfig(kind="local", workers=2).
              Whoever does it works with one thread, and makes the same rows
+    into     whether `out` may hold other files and no run
     add      whether it may hold another experiment, with which this one shares a table then
     """
     check_stale(stale)
@@ -119,7 +121,7 @@ def run_experiment(
     source.check_withheld()
     source.choose(limit)
     keep_apart(out, {"--images": path, "--labels": labels})
-    root = run_root(Path(out))
+    root = run_root(Path(out), into)
     places: dict[str, Any] = {
         "images": str(path),
         "labels": None if labels is None else str(labels),
@@ -142,6 +144,7 @@ def attack_uploads(
     device: str = "auto",
     stale: Stale = "ask",
     engine: EngineConfig | str | None = None,
+    into: bool = False,
     add: bool = False,
 ) -> RunSummary:
     """Attack every recorded upload of a folder. Called again, it does only what is not finished.
@@ -151,7 +154,7 @@ def attack_uploads(
     experiment  names the attacks; models and clients are those of the uploads
     limit       number of images for each line of the table; at least one step of a client is read
     stale       as in `run_experiment`; a defence's code does not count, for it ran before
-    engine, add   as in `run_experiment`
+    engine, into, add   as in `run_experiment`
     """
     check_stale(stale)
     experiment = with_changes(experiment, attack_seconds=attack_seconds)
@@ -163,7 +166,7 @@ def attack_uploads(
     here, there = devices(device, workers)
     source = Recorded(Path(folder), examined.known, here, examined.reasons, limit)
     places: dict[str, Any] = {"uploads": str(folder), "limit": limit, "refused": source.refused}
-    root = run_root(Path(out))
+    root = run_root(Path(out), into)
     job = Job.of(source.experiment(experiment), root, there, stale, **places)
     return Run(root, job, source, workers, add, examined.remarks).run()
 

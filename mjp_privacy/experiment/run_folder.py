@@ -67,11 +67,11 @@ def run_folder(
     return folder / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
 
 
-def run_root(out: Path) -> Path:
+def run_root(out: Path, into: bool) -> Path:
     """The folder given as --out, made if it is not there. Raises for a folder with other things in
-    it and no run: somebody's photographs, or a slip."""
-    if not (any((out / name).exists() for name in OF_A_RUN) or stored_files(out)):
-        check_own(out, "mjp attack")
+    it and no run, somebody's photographs, or a slip; into: unless that is meant."""
+    if not (into or any((out / name).exists() for name in OF_A_RUN) or stored_files(out)):
+        check_own(out, "mjp attack", do="--into to write beside them")
     return output_folder(out)
 
 

@@ -270,7 +270,9 @@ def test_a_folder_with_other_files_and_no_run_is_no_place_for_one(
     code, told = command(capsys)
     assert (code, len(told.splitlines())) == (2, 1)
     assert "thesis.tex" in told
+    assert "--into" in told
     assert [path.name for path in (place / "out").iterdir()] == ["thesis.tex"]
+    assert command(capsys, "--into")[0] == command(capsys)[0] == 0  # it is a run's now
 
 
 def test_a_second_experiment_is_refused_unless_it_is_added(

@@ -128,7 +128,7 @@ def test_the_command_line_attacks_recorded_uploads(
     assert "1 image in 5 cells" in capsys.readouterr().out
     for among in (folder, folder / "run"):
         with pytest.raises(UserError, match="--uploads"):
-            attack_uploads(load_experiment(ATTACKS | ONE), folder, among)
+            attack_uploads(load_experiment(ATTACKS | ONE), folder, among, into=True)
 
 
 def test_an_upload_that_lacks_a_gradient_keeps_no_attack_from_others(tmp_path: Path) -> None:
