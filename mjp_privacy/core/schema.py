@@ -192,9 +192,8 @@ def listed_mistakes(error: ValidationError, kind: Any) -> str:
     count = len(lines)
     if count > MISTAKES_SHOWN:
         lines = [*lines[:MISTAKES_SHOWN], f"... and {count - MISTAKES_SHOWN} more"]
-    return f"{count} mistake(s):" + "".join(
-        f"{' ' if count == 1 else chr(10) + '  '}{x}" for x in lines
-    )
+    before = " " if count == 1 else "\n  "
+    return f"{count} mistake(s):" + "".join(before + line for line in lines)
 
 
 def _is_of_another_kind(problem: Any) -> bool:
