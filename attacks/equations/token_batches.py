@@ -63,9 +63,11 @@ class BatchTokens(StepTokens):
         found = groups((weights + weights.mT) / 2, self.batch)
         pictures = list[StepPicture]()
         for members in refined_groups(self.model, *seen, found):
-            pieces = fits[members]
-            solved = self._patches(tokens.directions[pieces], added[pieces], self.own[:1])
-            pictures.append(self._placed(self._nothing(), pieces, *solved, tokens))
+            pieces, picture = fits[members], self._nothing()
+            if len(pieces):
+                solved = self._patches(tokens.directions[pieces], added[pieces], self.own[:1])
+                picture = self._placed(picture, pieces, *solved, tokens)
+            pictures.append(picture)
         return pictures
 
     def _joined(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
