@@ -119,11 +119,11 @@ class SharedPictures(Usual):
         patches: list[Tensor] = []
         for step in range(uploads.steps):
             own = places[step * uploads.batch : (step + 1) * uploads.batch]
-            known = []
+            known = list[Tensor]()
             for place, picture in enumerate(own, step * uploads.batch):
                 if picture is not None:
                     with image(place):
-                        known += filling.patches(view, [picture.knowledge])
+                        known.append(filling.likeliest(view, picture.knowledge))
             guesses = iter(_guesses(view, uploads, step, self.prior, known))
             filled = iter(known)
             patches += [next(guesses if picture is None else filled) for picture in own]

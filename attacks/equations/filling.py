@@ -70,22 +70,25 @@ class Filling:
     exact: bool = False
 
     def patches(self, view: AttackerView, knowledge: Sequence[Knowledge]) -> list[Tensor]:
-        """Normalised patches (N, p) of each picture: exact where they can be had so, else the most
-        probable."""
-        patch, pixels, patches = view.model.patch_size, view.pixels, list[Tensor]()
+        """Normalised patches (N, p) of the picture of each client step."""
+        patches, batch = list[Tensor](), view.updates[0].batch
         for index, picture in enumerate(knowledge):
-            with image(index * view.updates[0].batch, view.updates[0].batch):
-                if self.completion == "none":
-                    likely = picture.known
-                elif self.completion == "patch":
-                    likely = complete_patchwise(picture, *patch_moments(self.prior, patch, pixels))
-                else:
-                    energy = field_energy(self.prior, patch, pixels)
-                    likely = complete(picture, energy)
-                    if self.exact and 0 < len(picture.basis) <= MOST:
-                        likely = whole_picture(picture, likely, energy, pixels)
-                patches.append(likely)
+            with image(index * batch, batch):
+                patches.append(self.likeliest(view, picture))
         return patches
+
+    def likeliest(self, view: AttackerView, picture: Knowledge) -> Tensor:
+        """Normalised patches (N, p): exact where they can be had so, else the most probable."""
+        patch, pixels = view.model.patch_size, view.pixels
+        if self.completion == "none":
+            return picture.known
+        if self.completion == "patch":
+            return complete_patchwise(picture, *patch_moments(self.prior, patch, pixels))
+        energy = field_energy(self.prior, patch, pixels)
+        likely = complete(picture, energy)
+        if self.exact and 0 < len(picture.basis) <= MOST:
+            likely = whole_picture(picture, likely, energy, pixels)
+        return likely
 
     def weighed(
         self,
