@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.equations.attention import groups, refined_groups, weights_in_sums
-from attacks.equations.token_patches import BLOCKS, FITS, StepPicture, StepTokens, centred
+from attacks.equations.token_patches import FITS, StepPicture, StepTokens, centred
 from attacks.equations.token_peeling import PeeledTokens
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models import MJPVisionTransformer
@@ -27,11 +27,10 @@ def token_pictures(
     step: int,
     model: MJPVisionTransformer,
     prior: str,
-    blocks: int = BLOCKS,
 ) -> list[StepPicture]:
     """The pictures of one client step, whose tokens are found; model: the client's, in float64."""
     of_step = StepTokens if update.batch == 1 else BatchTokens
-    return of_step(view, update, step, model, prior, blocks).pictures()
+    return of_step(view, update, step, model, prior).pictures()
 
 
 class BatchTokens(StepTokens):

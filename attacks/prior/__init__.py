@@ -22,16 +22,6 @@ from mjp_privacy.core.files import output_file
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.images import keep_apart
 
-"""Gaussian priors: what pictures look like before an upload is seen, and how to fit such a prior.
-
-    mjp fit-prior --images DIR --patch 16 --out mine.safetensors
-
-A prior describes pixels in [0, 1] and is converted to each model's own mean and std. Attacks take
-`prior: fitted` (shipped, from 400 public photographs; for patch sizes other than 16 and 7 the
-covariance of a patch is derived from the fitted spectrum), `prior: stationary` (three round
-numbers, no data) or the path of a fitted file.
-"""
-
 MADE = ("fitted", "stationary")
 """Priors that need no file of the user's."""
 
