@@ -79,14 +79,6 @@ POSITIONS = {"pos_embed": 1, "blocks.0.attn.qkv.weight": 4}
 logging.getLogger("breaching").setLevel(logging.WARNING)
 
 
-class _Wrapped(nn.Module):
-    """The model as an attribute `.model`, where breaching expects the network."""
-
-    def __init__(self, model: MJPVisionTransformer) -> None:
-        super().__init__()
-        self.model = model
-
-
 def attack_configuration(dtype: torch.dtype) -> Any:
     """breaching's shipped april_analytic.yaml, read here because its own loader initialises hydra
     for the whole process."""
@@ -108,27 +100,23 @@ def server_payload(model: nn.Module, pixels: Pixels) -> list[dict[str, Any]]:
     return [{"parameters": parameters, "buffers": [], "metadata": OmegaConf.create(facts)}]
 
 
-def shared_data(grads: Grads) -> list[dict[str, Any]]:
-    """What breaching's user would have shared; label 0 is a dummy, the closed form reads none."""
-    listed = [torch.zeros(0) for _ in range(max(POSITIONS.values()) + 1)]
-    for name, position in POSITIONS.items():
-        listed[position] = grads[name]
-    metadata = {"num_data_points": 1, "labels": torch.zeros(1, dtype=torch.long)}
-    return [{"gradients": listed, "buffers": [], "metadata": metadata}]
-
-
 def reconstruct_one_by_one(
     model: MJPVisionTransformer, grads: Grads, pixels: Pixels, dtype: torch.dtype
 ) -> Tensor:
     """Run breaching's own attack per image: normalised images (n, C, H, W), which it clamps."""
-    wrapped = _Wrapped(model)
+    wrapped = nn.Module()  # breaching expects the network as an attribute of its model
+    wrapped.model = model
     setup = {"device": next(model.parameters()).device}
     attacker = prepare_attack(wrapped, nn.CrossEntropyLoss(), attack_configuration(dtype), setup)
     payload = server_payload(wrapped, pixels)
+    metadata = {"num_data_points": 1, "labels": torch.zeros(1, dtype=torch.long)}  # 0 is a dummy
     images = []
     for index in range(len(grads["pos_embed"])):
-        grads_of_image = {name: grads[name][index] for name in POSITIONS}
-        data, _ = attacker.reconstruct(payload, shared_data(grads_of_image), server_secrets={})
+        listed = [torch.zeros(0) for _ in range(max(POSITIONS.values()) + 1)]
+        for name, position in POSITIONS.items():
+            listed[position] = grads[name][index]
+        shared = [{"gradients": listed, "buffers": [], "metadata": metadata}]
+        data, _ = attacker.reconstruct(payload, shared, server_secrets={})
         images.append(data["data"][0])
     return torch.stack(images)
 

@@ -231,17 +231,13 @@ def _gradients_of_pixels(
             (extra,) = torch.autograd.grad(model.dal_loss(mask), model.table)
         part = update.dal_lambda * extra
         if update.clipped and update.batch == 1 and table == TABLE and PATCH in kept:
-            part = _clipped_part(part, kept, mask)
+            rows, of_rows = (whole[:, 1:].double() for whole in (kept[TABLE], part))
+            hidden = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
+            total = kept[PATCH].flatten(1).unsqueeze(0).double()
+            hidden = hidden if mask is None else mask
+            part = part * clip_factors(rows, of_rows, total, hidden).to(part)
         kept[table] = kept[table] - part
     return kept
-
-
-def _clipped_part(part: Tensor, grads: Grads, mask: Tensor | None) -> Tensor:
-    """`part` of the table's gradient (1, N+1, D) after the client's gradient clipping."""
-    rows, part_rows = grads[TABLE][:, 1:].double(), part[:, 1:].double()
-    hidden = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
-    total = grads[PATCH].flatten(1).unsqueeze(0).double()
-    return part * clip_factors(rows, part_rows, total, hidden if mask is None else mask).to(part)
 
 
 # with what GradViT adds ---------------------------------------------------------------------------

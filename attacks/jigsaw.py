@@ -171,7 +171,12 @@ def _arrange(board: _Board, free: Places, rounds: int) -> Places:
     pieces = best[free]
     best[free] = len(board.neighbours)
     if len(free) == len(board.neighbours):
-        best = _grown_from_anywhere(board)
+        trials = []
+        for first in range(len(best) - 1):
+            trials.append(_grown_from(board, first))
+            if spent():
+                break
+        best = min(trials, key=board.energy)
     else:
         best = _grow(board, best, free, pieces)
     best = _improve(board, best, free)
@@ -218,19 +223,10 @@ def _grow(board: _Board, arranged: Places, places: Places, pieces: Places) -> Pl
     return arranged
 
 
-def _grown_from_anywhere(board: _Board) -> Places:
-    """The best arrangement that grows from one of the pieces where no place is known: on a canvas
-    of almost four times the grid, for nothing says which part of the picture the first piece is."""
-    trials = []
-    for first in range(len(board.neighbours)):
-        trials.append(_grown_from(board, first))
-        if spent():
-            break
-    return min(trials, key=board.energy)
-
-
 def _grown_from(board: _Board, first: int) -> Places:
-    """The arrangement (N+1,) that grows from this piece, within a window of the grid's size."""
+    """The arrangement (N+1,) that grows from this piece where no place is known, within a window
+    of the grid's size: on a canvas of almost four times that, for nothing says which part of the
+    picture the first piece is."""
     number, grid = len(board.neighbours), board.grid
     large = Grid(2 * grid.rows - 1, 2 * grid.columns - 1)
     canvas = replace(board, neighbours=_neighbours(large), grid=large)
@@ -323,21 +319,16 @@ def sorted_into_pictures(patches: Reals, grid: Grid, patch_size: int) -> Reals:
             own = cost[order[first]][:, order[second]]
             key, own = (pair, own) if pair[0] < pair[1] else (pair[::-1], own.T)
             joint[key] = joint.get(key, 0.0) + own
-        (kept, added), matching = max(
-            ((pair, _best_matching(cost)) for pair, cost in joint.items()),
-            key=lambda item: item[1][1],
-        )
+        matched, better = {}, {}  # the best matching, and how much better it is than the mean one
+        for pair, cost in joint.items():
+            rows, matched[pair] = scipy.optimize.linear_sum_assignment(cost)
+            better[pair] = float(cost.mean() * len(cost) - cost[rows, matched[pair]].sum())
+        kept, added = max(better, key=better.__getitem__)
         moved = group == added
-        order[moved] = order[moved][:, matching[0]]
+        order[moved] = order[moved][:, matched[kept, added]]
         group[moved] = kept
         edges = {pair: cost for pair, cost in edges.items() if group[pair[0]] != group[pair[1]]}
     return np.stack([patches[np.arange(count), order[:, picture]] for picture in range(batch)])
-
-
-def _best_matching(cost: Reals) -> tuple[NDArray[np.int64], float]:
-    """The best matching (B,) of costs (B, B), and how much better it is than the mean one."""
-    rows, columns = scipy.optimize.linear_sum_assignment(cost)
-    return columns, float(cost.mean() * len(cost) - cost[rows, columns].sum())
 
 
 def _edges(patches: Reals, grid: Grid, patch_size: int) -> dict[tuple[int, int], Reals]:

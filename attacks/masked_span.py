@@ -75,7 +75,7 @@ from attacks.equations.span import (
 from attacks.jigsaw import solve
 from attacks.lattice.cost import Reals
 from attacks.lattice.unmixing import FIXED, FREE, Unmixed, unmix
-from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal, Usual
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 
@@ -211,26 +211,19 @@ class TokenSpan(Usual):
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """The most probable picture given block 0's equations of every upload."""
-        rounds = [_spans(view, update) for update in view.updates]
+        rounds = list[list[Knowledge]]()
+        for update in view.updates:
+            errors, spans = error_of(update, PATCH), list[Knowledge]()
+            for index, rows in enumerate(gradient(view, update, PATCH).flatten(2)):
+                equations = token_equations(view, update, index)
+                edge = noise_edge(float(errors[index]), *rows.shape)
+                spans.append(from_tokens_alone(rows, equations, edge))
+            rounds.append(spans)
         knowledge = [combine(spans) for spans in zip(*rounds, strict=True)]
         patches = Filling(self.prior, self.completion).patches(view, knowledge)
         # Errors are not weighed: equations that noise drowns are dropped, so directions stay open.
         noisy = [False] * len(knowledge)
         return Solution(rounds, knowledge, patches, noisy).reconstruction(view)
-
-
-def _spans(view: AttackerView, update: ClientUpdate) -> list[Knowledge]:
-    """What one upload says about each of its pictures."""
-    total = gradient(view, update, PATCH).flatten(2)
-    error = error_of(update, PATCH)
-    return [
-        from_tokens_alone(
-            rows,
-            token_equations(view, update, index),
-            noise_edge(float(error[index]), *rows.shape),
-        )
-        for index, rows in enumerate(total)
-    ]
 
 
 # 8-bit pixels, by a lattice -----------------------------------------------------------------------

@@ -105,7 +105,12 @@ class SharedPictures(Usual):
         unit, size = pictures_of(view, patches), view.model.patch_size
         within = normalised(to_patches(unit, size), view.pixels, size)
         beyond = (patches - within).abs().flatten(1).amax(1)
-        masks = [_mask(uploads, *each) for each in enumerate(places)]
+        # Of a guess only what was masked in all pictures of its upload is known.
+        masks = [uploads.spans[place // uploads.batch].hidden for place in range(len(places))]
+        for place, picture in enumerate(places):
+            step = place // uploads.batch
+            if picture is not None and step in picture.uploads:
+                masks[place] = ~picture.visible[picture.uploads.index(step)]
         shown = [wanted(view, mask, one) for mask, one in zip(masks, patches, strict=True)]
         return Reconstruction(
             pictures_of(view, torch.stack(shown)),
@@ -161,15 +166,6 @@ def _places(found: Sequence[SharedPicture], uploads: BatchUploads) -> Places:
     for place, picture in zip(left, others, strict=False):
         places[place] = picture
     return places
-
-
-def _mask(uploads: BatchUploads, place: int, picture: SharedPicture | None) -> Tensor:
-    """(N,) bool: where the picture at a place was masked in the first round. Of a guess only what
-    was masked in all pictures of its upload is known."""
-    step = place // uploads.batch
-    if picture is None or step not in picture.uploads:
-        return uploads.spans[step].hidden
-    return ~picture.visible[picture.uploads.index(step)]
 
 
 def _facts(

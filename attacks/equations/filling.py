@@ -265,7 +265,11 @@ def noisy_upload(
     expected = error.total + error.rows * len(rows) * error.energy
     rest, masked = off_the_visible(system, index, total), int(hidden.sum())
     edge = noise_edge(expected**0.5, max(rest.shape[0] - int((~hidden).sum()), 0), rest.shape[1])
-    leak = _leak(rest, total, masked, edge)
+    _, strengths, basis = torch.linalg.svd(rest, full_matrices=False)
+    strengths, basis = strengths[:masked], basis[:masked]
+    kept = strengths > max(LEAK**0.5 * edge, float(NOTHING * rest.norm()))  # of positive weights
+    strengths, basis = strengths[kept], basis[kept]
+    leak = Leak(basis, 1 - LEAK * (edge / strengths).square(), strengths, total @ basis.mT)
     outside = leak.without(total)
     variance = _variance(expected, rows, outside, error)
     inside = 0.0
@@ -273,17 +277,6 @@ def noisy_upload(
         spread = variance * float(leak.strengths.reciprocal().square().mean()) * float(energy.sum())
         inside = 1 / max(spread, TINY)
     return NoisyUpload(rows, outside, hidden, 1 / variance, inside, leak, error)
-
-
-def _leak(rest: Tensor, total: Tensor, masked: int, edge: float) -> Leak:
-    """The strongest `masked` directions of `rest`, what the visible rows leave of G, without those
-    whose weight would not be positive. `edge` is the strength that noise alone would reach."""
-    _, strengths, basis = torch.linalg.svd(rest, full_matrices=False)
-    strengths, basis = strengths[:masked], basis[:masked]
-    kept = strengths > max(LEAK**0.5 * edge, float(NOTHING * rest.norm()))
-    strengths, basis = strengths[kept], basis[kept]
-    weights = 1 - LEAK * (edge / strengths).square()
-    return Leak(basis, weights, strengths, total @ basis.mT)
 
 
 def _variance(expected: float, rows: Tensor, total: Tensor, error: RowError) -> float:

@@ -295,17 +295,6 @@ def short_vectors(
     return basis, times @ basis
 
 
-def evened(parts: Parts, patches: Reals) -> Reals:
-    """Another basis (m, p) of the lattice of patches, with phi = 1 too: one of them made small,
-    and its sums with a short basis of their differences."""
-    if len(patches) < 2:
-        return patches
-    differences = patches[1:] - patches[:1]
-    short, nearest = short_vectors(parts, differences, patches[0])
-    first = patches[:1] - nearest
-    return np.vstack((first, first + short))
-
-
 def deepened(frame: Frame, patches: Reals) -> Reals:
     """A basis of patches (m, p), each moved by short combinations of the others while that costs
     less: they lead out of states that no exchange of single patches improves."""
@@ -352,8 +341,12 @@ def patch_basis(frame: Frame, vectors: Reals) -> Reals | None:
     units = _unit_basis(frame, vectors)
     if units is None:
         return None
-    ends = []
-    for start in (units, evened(frame.parts(), units)):
+    starts, ends = [units], []
+    if len(units) > 1:  # one of them made small, and its sums with a short basis of differences
+        short, nearest = short_vectors(frame.parts(), units[1:] - units[:1], units[0])
+        first = units[:1] - nearest
+        starts.append(np.vstack((first, first + short)))
+    for start in starts:
         ends.append(exchanged(frame.parts(), exchanged(frame.parts(waves=False), start)))
     best = min(ends, key=lambda patches: float(frame.cost(patches).sum()))
     return deepened(frame, best)

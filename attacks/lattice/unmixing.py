@@ -117,15 +117,6 @@ class SpanLattice:
         return at_zero + combination[:, : len(self.pivots)] @ self.full
 
 
-def span_lattice(space: Reals, metric: Reals, noise: float) -> SpanLattice:
-    """The lattice of a space (r, p), given by any basis, before further pixels are included."""
-    basis = np.linalg.qr(space.T)[0].T
-    pivots = scipy.linalg.qr(basis, pivoting=True, mode="r")[1][: len(basis)]
-    full = np.linalg.solve(basis[:, pivots], basis)
-    no_pixels = np.zeros(0, dtype=np.int64)
-    return SpanLattice(full, pivots, no_pixels, np.eye(len(basis)), metric, noise)
-
-
 def order_of_pixels(lattice: SpanLattice) -> NDArray[np.int64]:
     """All pixels but the pivots, in a seeded random order that does not depend on the picture."""
     rest = np.setdiff1d(np.arange(lattice.full.shape[1]), lattice.pivots)
@@ -316,8 +307,11 @@ def _lattices(frame: Frame, coarse: float, share: float) -> Iterator[tuple[Reals
     metric[-1, -1] = 1.0
     only_differences = metric.copy()
     only_differences[-1, -1] = ALONE**2
+    basis = np.linalg.qr(frame.space.T)[0].T
+    pivots = scipy.linalg.qr(basis, pivoting=True, mode="r")[1][:size]
+    full, nothing = np.linalg.solve(basis[:, pivots], basis), np.zeros(0, dtype=np.int64)
     for noise in NOISES:
-        lattice = span_lattice(frame.space, metric, noise)
+        lattice = SpanLattice(full, pivots, nothing, np.eye(size), metric, noise)
         order = order_of_pixels(lattice)
         waiting = np.concatenate((order[order == length], order[order != length]))  # phi first
         step = max(FIRST, size)
