@@ -69,6 +69,7 @@ def fit(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(FitArguments, argv)
     from attacks.prior.files import MOST_PATCH, save_prior
     from attacks.prior.gaussian import fit_prior
+    from mjp_privacy.data import load_images
 
     patch, out = arguments.patch, arguments.out
     if not FEWEST_PIXELS <= patch <= MOST_PATCH:
@@ -89,28 +90,23 @@ def fit(argv: list[str], usage: Usage) -> int:
     keep_apart(out, {"--images": arguments.images})
     output_file(out)
     failed: dict[str, str] = {}
-    pictures = _pictures(arguments.images, size, arguments.limit, failed)
+
+    def report(error: ImageError) -> None:
+        failed[error.image_id] = error.reason
+
+    def pictures() -> Iterator[Tensor]:
+        """Those that can be read, (3, size, size)."""
+        loaded = load_images(arguments.images, size=size, limit=arguments.limit, on_error=report)
+        for count, image in enumerate(loaded, 1):
+            if count % 100 == 0:
+                print(f"{count} pictures", file=sys.stderr)
+            yield image.image
+
     try:
-        prior = fit_prior(pictures, patch=patch, size=size)
+        prior = fit_prior(pictures(), patch=patch, size=size)
     except UserError:
         report_failed(failed, "left out")
         raise
     save_prior(prior, out)
     print(f"Wrote {shown(out)} ({out.stat().st_size / 1000:.0f} kB): {prior.description}.")
     return report_failed(failed, "left out")
-
-
-def _pictures(
-    images: Path, size: int, limit: int | None, failed: dict[str, str]
-) -> Iterator[Tensor]:
-    """Pictures (3, size, size); `failed` gains the reasons of those that cannot be read."""
-    from mjp_privacy.data import load_images
-
-    def report(error: ImageError) -> None:
-        failed[error.image_id] = error.reason
-
-    loaded = load_images(images, size=size, limit=limit, on_error=report)
-    for count, image in enumerate(loaded, 1):
-        if count % 100 == 0:
-            print(f"{count} pictures", file=sys.stderr)
-        yield image.image
