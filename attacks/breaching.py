@@ -191,18 +191,14 @@ class InTime(OptimizationBasedAttacker):
     the whole: range(100, 200) of 200 is the second half.
     """
 
-    part: range | None = None
-
-    def _done(self) -> int:
-        """How many steps lie before the part."""
-        return 0 if self.part is None else self.part.start
+    part = range(sys.maxsize)
 
     def _init_optimizer(self, candidate: Sequence[Tensor]) -> tuple[Any, Any]:
         """Adam and the decay of its step size, moved on to where the part begins."""
         optimizer, schedule = super()._init_optimizer(candidate)
         for tensor in candidate:
             tensor.grad = None  # breaching's zeros would enter Adam's means
-        for _ in range(self._done()):
+        for _ in range(self.part.start):
             optimizer.step()  # so this does nothing
             schedule.step()
         return optimizer, schedule
@@ -210,8 +206,8 @@ class InTime(OptimizationBasedAttacker):
     def _compute_objective(self, candidate: Tensor, *arguments: Any) -> Callable[[], Tensor]:
         """What the optimiser calls in each of its steps, whose number is the last argument."""
         *others, step = arguments
-        step += self._done()
-        if not spent() and (self.part is None or step < self.part.stop):
+        step += self.part.start
+        if not spent() and step < self.part.stop:
             objective: Callable[[], Tensor] = super()._compute_objective(candidate, *others, step)
             return objective
         self.current_task_loss = candidate.new_tensor(math.nan)
@@ -236,21 +232,13 @@ class CosineWithPositions(CosineSimilarity):
         return all_gradients + self.weight * positions
 
 
-def optimization_configuration(
-    dtype: torch.dtype, changes: Mapping[str, Mapping[str, Any]], tv: float
-) -> Any:
-    """breaching's shipped invertinggradients.yaml over its defaults, with these changes.
-
-    `tv` is the weight of the total variation; `changes` has the layout of breaching's files, such
-    as {"optim": {"max_iterations": 100}}.
-    """
+def optimization_configuration(dtype: torch.dtype, changes: Mapping[str, Mapping[str, Any]]) -> Any:
+    """breaching's shipped invertinggradients.yaml over its defaults, with these changes in the
+    layout of its files, such as {"optim": {"max_iterations": 100}}."""
     folder = breaching_folder() / "config" / "attack"
     names = ("_default_optimization_attack.yaml", "invertinggradients.yaml")
     parts = [OmegaConf.create((folder / name).read_text()) for name in names]
-    ours = {
-        "impl": {"dtype": str(dtype).removeprefix("torch.")},
-        "regularization": {"total_variation": {"scale": tv}},
-    }
+    ours = {"impl": {"dtype": str(dtype).removeprefix("torch.")}}
     return OmegaConf.merge(*parts, ours, changes)
 
 
@@ -266,7 +254,7 @@ def match_gradients(
     start: Tensor | None = None,
     objective: nn.Module | None = None,
     terms: Sequence[nn.Module] = (),
-    part: range | None = None,
+    part: range = InTime.part,
 ) -> tuple[Tensor, dict[str, float]]:
     """Match one client step: normalised images (B, C, H, W), and {"steps", "cosine_distance"}.
 

@@ -45,8 +45,7 @@ class Budget:
     _places: range = range(0)
     _used: dict[int, float] = field(default_factory=dict)
 
-    def begin(self) -> None:
-        """Start the clock of the whole call."""
+    def __post_init__(self) -> None:
         now = time.thread_time()
         self._until = now + self.seconds * self.images
         self._last = now + HARD * self.seconds * self.images
@@ -126,8 +125,6 @@ def limited(seconds: float, images: int = 1) -> Iterator[Budget]:
     """Give what is done inside so much time for each image; OverBudget where it takes far more."""
     from torch.overrides import TorchFunctionMode
 
-    budget = Budget(seconds, images)
-
     class Watch(TorchFunctionMode):
         """Looks at the clock at each call of torch."""
 
@@ -137,10 +134,10 @@ def limited(seconds: float, images: int = 1) -> Iterator[Budget]:
             budget.stop_if_long_over()
             return func(*args, **(kwargs or {}))
 
+    budget = Budget(seconds, images)
     token = _current.set(budget)
     try:
         with Watch():
-            budget.begin()
             yield budget
     finally:
         _current.reset(token)

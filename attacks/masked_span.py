@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -233,22 +233,21 @@ class TokenSpan(Usual):
 class PixelLattice(Usual):
     """`masked_span`, with the patches' integer values found by lattice reduction.
 
-    most  with more masked patches than this no lattice is tried; the other options are those of
-          `masked_span`
+    prior  as in `masked_span`
+    most   with more masked patches than this no lattice is tried
     """
 
     prior: str = "fitted"
-    completion: Completion = "field"
-    tokens: bool = True
     most: Annotated[int, Field(ge=0, le=1000)] = 80
     name: ClassVar[str] = "pixel_lattice"
+    tokens: ClassVar[bool] = True  # whether block 0's equations tell which patches are whose
     seen: ClassVar[tuple[str, ...]] = ()  # what is said of a picture's order
     traits: ClassVar[tuple[str, ...]] = ("masks", "8 bit", "public photographs", "patches")
 
     @property
     def span(self) -> MaskedSpan:
         """The attack that gives the first guess, and the result where no lattice is found."""
-        return MaskedSpan(self.prior, self.completion, self.tokens)
+        return MaskedSpan(self.prior, tokens=self.tokens)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, patch embedding, block 0's qkv and unknown embedding."""
@@ -354,7 +353,7 @@ class PatchLattice(PixelLattice):
     (`equations.attention`), which `order_found` confirms.
     """
 
-    tokens: bool = field(default=False, init=False)
+    tokens: ClassVar[bool] = False
     name: ClassVar[str] = "patch_lattice"
     seen: ClassVar[tuple[str, ...]] = ("order_found",)
     traits: ClassVar[tuple[str, ...]] = ("8 bit", "public photographs", "patches")

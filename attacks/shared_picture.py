@@ -29,7 +29,7 @@ from attacks.budget import image
 from attacks.equations import CERTAIN, PATCH_SYSTEM, TABLE, UNKNOWN
 from attacks.equations.agreement import TOLERANCE, Search, SharedPicture
 from attacks.equations.batches import BatchSpan, batch_span, pictures_by_rank, superposed
-from attacks.equations.filling import Completion, Filling, wanted
+from attacks.equations.filling import Filling, wanted
 from attacks.equations.patch_system import (
     PatchSystem,
     lacks_patch_system,
@@ -58,13 +58,11 @@ class SharedPictures(Usual):
                 Its pixels must be the same: random crops or mixup on the client break it. Flips do
                 not for long: a picture has two states, so one recurs within three rounds. The
                 weights may differ, and so may masks
-    prior, completion
-                how pictures are guessed that nothing determines: as of `masked_span`
+    prior       as of `masked_span`, for what nothing determines
     """
 
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 2
     prior: str = "fitted"
-    completion: Completion = "field"
     name: ClassVar[str] = "shared_picture"
     traits = ("batches", "masks", "shared pictures", "public photographs", "patches")
 
@@ -120,7 +118,7 @@ class SharedPictures(Usual):
 
     def _patches(self, view: AttackerView, uploads: BatchUploads, places: Places) -> list[Tensor]:
         """Normalised patches (N, p) for each place; open directions are filled by the prior."""
-        filling = Filling(self.prior, self.completion)
+        filling = Filling(self.prior)
         patches: list[Tensor] = []
         for step in range(uploads.steps):
             own = places[step * uploads.batch : (step + 1) * uploads.batch]

@@ -66,7 +66,7 @@ class Filling:
     """
 
     prior: str
-    completion: Completion
+    completion: Completion = "field"
     exact: bool = False
 
     def patches(self, view: AttackerView, knowledge: Sequence[Knowledge]) -> list[Tensor]:

@@ -95,11 +95,8 @@ class SpanLattice:
         old = np.hstack((self.members, near))
         new = np.eye(len(pixels), old.shape[1], old.shape[1] - len(pixels))
         included = np.concatenate((self.pixels, pixels))
-        larger = SpanLattice(
-            self.full, self.pivots, included, np.vstack((old, new)), self.metric, self.noise
-        )
-        members = np.rint(lll(larger.rows()) @ larger.members)
-        return SpanLattice(self.full, self.pivots, included, members, self.metric, self.noise)
+        larger = replace(self, pixels=included, members=np.vstack((old, new)))
+        return replace(larger, members=np.rint(lll(larger.rows()) @ larger.members))
 
     def nearest(self, points: Reals, centre: Reals) -> Reals:
         """Integer vectors of points (m, p) + space near `centre`, by Babai's nearest plane."""
