@@ -112,6 +112,21 @@ def test_weights_that_moved_are_those_the_decay_is_taken_from() -> None:
     assert not torch.equal(hidden(view), inputs.mask)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_small_rate_rounds_no_row_to_a_masked_one(masks: bool, decay: float) -> None:
+    """Rows are a hundredth of what rounding could do to the table's largest weight."""
+    client = {"upload": "weight_difference", "lr": 1e-4, "weight_decay": decay}
+    model = planted_model(unknown_embedding=masks).float()
+    with torch.no_grad():
+        model.pos_embed[:, 0] = 5.0  # the class token's row
+    images = planted_images(2).float()
+    view, inputs = planted_view(
+        model, PatchGradient(), "b" if masks else "a", images=images, client=ClientConfig(**client)
+    )
+    assert torch.equal(hidden(view), inputs.mask if masks else torch.zeros(2, 64).bool())
+
+
 def test_what_adamw_rounded_away_is_bounded() -> None:
     """g / (|g| + eps) of a large gradient is 1: the answer is as large as can be resolved. That
     differences of weights are read as torch's optimizers make them is asked in tests/client."""
