@@ -60,7 +60,14 @@ def _costs(tiles: Tensor) -> Tensor:
     inner = min(2, tiles.shape[2])
     left = _mahalanobis(tiles[:, :, -1] - tiles[:, :, -inner], step)
     right = _mahalanobis(tiles[:, :, 0] - tiles[:, :, inner - 1], -step.transpose(0, 1))
-    return _scaled((left + right.T).sqrt())
+    cost = (left + right.T).sqrt()
+    # Over the third best of its row or of its column, whichever is smaller.
+    rank = min(RIVAL, len(cost))
+    rivals = cost + torch.diag(torch.full_like(cost[0], torch.inf))
+    rows, columns = rivals.kthvalue(rank, 1).values, rivals.kthvalue(rank, 0).values
+    scale = torch.minimum(rows[:, None], columns[None])
+    scale = torch.where(scale.isfinite(), scale, 1.0)  # fewer patches than rivals
+    return cost / (SMALLEST * scale.median() + LEVEL**2 + scale)
 
 
 def _mahalanobis(inner: Tensor, step: Tensor) -> Tensor:
@@ -76,16 +83,6 @@ def _mahalanobis(inner: Tensor, step: Tensor) -> Tensor:
     whiten = torch.linalg.inv(torch.linalg.cholesky(covariance))
     distance = torch.einsum("aij,abpj->abpi", whiten, step - inner.mean(1)[:, None, None])
     return distance.square().sum((-1, -2))
-
-
-def _scaled(cost: Tensor) -> Tensor:
-    """The costs divided by the third best of their row or of their column, whichever is smaller."""
-    rank = min(RIVAL, len(cost))
-    rivals = cost + torch.diag(torch.full_like(cost[0], torch.inf))
-    rows, columns = rivals.kthvalue(rank, 1).values, rivals.kthvalue(rank, 0).values
-    scale = torch.minimum(rows[:, None], columns[None])
-    scale = torch.where(scale.isfinite(), scale, 1.0)  # fewer patches than rivals
-    return cost / (SMALLEST * scale.median() + LEVEL**2 + scale)
 
 
 # one puzzle with known pieces ---------------------------------------------------------------------

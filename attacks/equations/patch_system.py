@@ -40,7 +40,6 @@ from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
 
 ROUNDING = 16.0  # units in the last place of a weight by which a weight difference may be off
-DECAYED = 2.0  # the same of a row that only decayed, in root mean square: rounding leaves .3
 NOISE_TAIL = 5.0  # standard deviations by which the norm of pure noise may exceed its mean
 AT_ONCE = 10  # steps of L-BFGS between looks at the time
 NOISE_STEPS = 4  # times that the masked rows and the noise's level are found from each other
@@ -101,11 +100,7 @@ def located(view: AttackerView, update: ClientUpdate) -> Tensor:
         table = update.grads[TABLE].double().flatten(1, -2)
         return _table_noise(table, update.position_noise, view.model.rows_of_patches)[1]
     rows = patch_rows(view.model, gradient(view, update, TABLE))
-    hidden = zero_rows(rows)
-    if update.kind == "weight_difference" and update.weight_decay and can_mask:
-        own = patch_rows(view.model, weights(view, update)[TABLE].double().unsqueeze(0))
-        step = DECAYED * torch.finfo(update.dtype).eps * own.square().mean(-1).sqrt()
-        hidden |= rows.square().mean(-1).sqrt() <= weight_rounding(update, step)
+    hidden = zero_rows(rows, rounding_error(view, update) if can_mask else 0.0)
     if TABLE in update.noise and can_mask:
         longest = 1 + NOISE_TAIL / math.sqrt(2 * rows.shape[-1])
         noise = error_of(update, TABLE).unsqueeze(-1)
@@ -142,9 +137,9 @@ def rounding_error(view: AttackerView, update: ClientUpdate) -> float:
     return weight_rounding(update, ROUNDING * torch.finfo(update.dtype).eps * largest)
 
 
-def zero_rows(rows: Tensor) -> Tensor:
-    """Which rows (n, N, D) of the table's gradient are zero; (n, N) bool."""
-    return rows.abs().amax(-1) == 0
+def zero_rows(rows: Tensor, error: float = 0.0) -> Tensor:
+    """Which rows (n, N, D) of the table's gradient are zero up to `error`; (n, N) bool."""
+    return rows.abs().amax(-1) <= error
 
 
 def _table_noise(table: Tensor, noise: float, of_patches: slice) -> tuple[Tensor, Tensor]:

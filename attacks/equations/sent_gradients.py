@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,7 +87,7 @@ def pseudo_gradient(update: ClientUpdate, sent: Tensor, state: State, name: str)
     return EPSILON * shown / (1 - shown.abs()).clamp_min(resolved)
 
 
-def weight_rounding(update: ClientUpdate, step: Any) -> Any:
+def weight_rounding(update: ClientUpdate, step: float) -> float:
     """The error of a pseudo-gradient near zero if weights are rounded to multiples of `step`: there
     AdamW's u is g / eps."""
     assert update.lr

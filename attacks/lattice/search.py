@@ -65,13 +65,6 @@ class Members:
         full = parts.of(vectors)
         return Members(parts, vectors.copy(), full, parts.thin(full), parts.cost(full))
 
-    def replace(self, row: int, terms: Places, signs: Reals, cost: float) -> None:
-        """Replace a member by the combination of members `terms` with these signs."""
-        self.vectors[row] = signs @ self.vectors[terms]
-        self.full[row] = self.parts.of(self.vectors[row][None])[0]  # afresh: no rounding piles up
-        self.thin[row] = self.parts.thin(self.full[row][None])[0]
-        self.cost[row] = cost
-
 
 SWAP, MIRROR = np.array([1.0, 1.0, -1.0]), np.array([-1.0, 1.0, 1.0])
 
@@ -97,8 +90,10 @@ def exchanged(parts: Parts, vectors: Reals) -> Reals:
             seen[row] = step
             if cost < members.cost[row] - GAIN:
                 step += 1
-                members.replace(int(row), terms, signs, cost)
-                changed[row] = step
+                members.vectors[row] = signs @ members.vectors[terms]
+                members.full[row] = parts.of(members.vectors[row][None])[0]  # no rounding piles up
+                members.thin[row] = parts.thin(members.full[row][None])[0]
+                members.cost[row], changed[row] = cost, step
         if step == before:
             break
     return members.vectors
