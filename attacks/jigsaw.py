@@ -119,7 +119,10 @@ def solve(
     shuffled = patches.detach().cpu().double().clone()
     shuffled[mask.cpu()] = pieces.detach().cpu().double()
     sideways, downwards = border_costs(shuffled, patch_size)
-    board = _Board.of(sideways.numpy(), downwards.numpy(), grid)
+    empty = np.zeros((1, grid.patches))
+    sides = (sideways.mT, sideways, downwards.mT, downwards)
+    costs = np.stack([np.concatenate((side.numpy(), empty)) for side in sides])
+    board = _Board(costs, _neighbours(grid), grid)
     arranged = torch.from_numpy(_arrange(board, free, rounds)[:-1])
     permutation = torch.empty_like(arranged)
     permutation[arranged] = torch.arange(len(arranged))
@@ -133,14 +136,6 @@ class _Board:
     costs: Costs  # (4, N+1, N): [side, piece on that side of the place, piece at the place]
     neighbours: Places  # (N, 4): right, left, below, above
     grid: Grid
-
-    @staticmethod
-    def of(sideways: Costs, downwards: Costs, grid: Grid) -> _Board:
-        """The board of a grid, from the costs of pairs: a left of b, and a above b."""
-        empty = np.zeros((1, grid.patches))
-        sides = (sideways.T, sideways, downwards.T, downwards)
-        costs = np.stack([np.concatenate((side, empty)) for side in sides])
-        return _Board(costs, _neighbours(grid), grid)
 
     def at(self, arranged: Places, places: Places) -> Costs:
         """Cost (places, N) of putting each piece at each place, beside its present neighbours."""

@@ -120,10 +120,12 @@ class MaskedSpan(Usual):
 
     def solve(self, view: AttackerView, systems: Sequence[PatchSystem]) -> Solution:
         """What the uploads determine, and the most probable patches; one system per upload."""
-        rounds = [
-            [upload_span(system, index, error=error) for index, error in enumerate(errors)]
-            for system, errors in zip(systems, self._errors(view, systems), strict=True)
-        ]
+        rounds = list[list[Knowledge]]()
+        for update, system in zip(view.updates, systems, strict=True):
+            # The known error of an entry of G - A^T X; a normalised pixel is about 1.
+            of_rows = error_of(update, TABLE).square() * system.rows.shape[1]
+            errors = (error_of(update, PATCH).square() + of_rows).sqrt().tolist()
+            rounds.append([upload_span(system, at, error=error) for at, error in enumerate(errors)])
         knowledge = [
             self._with_tokens(view, index, combine(spans), spans)
             for index, spans in enumerate(zip(*rounds, strict=True))
@@ -134,15 +136,6 @@ class MaskedSpan(Usual):
         if any(noisy):
             patches = filling.weighed(view, systems, patches, noisy)
         return Solution(rounds, knowledge, patches, noisy)
-
-    def _errors(self, view: AttackerView, systems: Sequence[PatchSystem]) -> list[list[float]]:
-        """By upload and picture, the known error of an entry of G - A^T X; a normalised pixel is
-        about 1."""
-        errors = []
-        for update, system in zip(view.updates, systems, strict=True):
-            of_rows = error_of(update, TABLE).square() * system.rows.shape[1]
-            errors.append((error_of(update, PATCH).square() + of_rows).sqrt().tolist())
-        return errors
 
     def _weighs_errors(self, view: AttackerView) -> list[bool]:
         """For each picture, whether the error of its uploads is known and large enough to weigh."""

@@ -171,22 +171,17 @@ def combine(spans: Sequence[Knowledge]) -> Knowledge:
         torch.cat([span.basis for span in spans]), full_matrices=False
     )[1:]
     values = len(spans) - shared.square()
-    determined = values > OPEN + SURE * _doubt_along(spans, vectors)
+    doubt = torch.zeros_like(values)  # what errors of the spans alone would make of them
+    for span in spans:
+        if span.doubt is not None:
+            along = vectors @ span.basis.mT
+            doubt += (along @ span.doubt * along).sum(1)
+    determined = values > OPEN + SURE * doubt
     inverse = torch.where(determined, 1 / values.clamp_min(OPEN), 0.0)
     along = total @ vectors.mT
     solved = total / len(spans) + (along * (inverse - 1 / len(spans))) @ vectors
     hidden = torch.stack([span.hidden for span in spans]).all(0)
     return Knowledge(solved, vectors[~determined], hidden)
-
-
-def _doubt_along(spans: Sequence[Knowledge], vectors: Tensor) -> Tensor:
-    """(q,) what the errors of the spans alone would make of M's eigenvalue for each direction."""
-    doubt = vectors.new_zeros(len(vectors))
-    for span in spans:
-        if span.doubt is not None:
-            along = vectors @ span.basis.mT
-            doubt += (along @ span.doubt * along).sum(1)
-    return doubt
 
 
 # block 0's equations ------------------------------------------------------------------------------

@@ -59,22 +59,16 @@ class Members:
     thin: Singles  # (m, s)
     cost: Reals  # (m,)
 
-    @staticmethod
-    def of(parts: Parts, vectors: Reals) -> Members:
-        """Members with these vectors (m, p)."""
-        full = parts.of(vectors)
-        return Members(parts, vectors.copy(), full, parts.thin(full), parts.cost(full))
-
 
 SWAP, MIRROR = np.array([1.0, 1.0, -1.0]), np.array([-1.0, 1.0, 1.0])
 
 
 def exchanged(parts: Parts, vectors: Reals) -> Reals:
     """Vectors (m, p), each v replaced by v + v' - v'' or v' + v'' - v while that costs less."""
-    members = Members.of(parts, vectors)
-    count = len(vectors)
+    count, full = len(vectors), parts.of(vectors)
     if count < 3:
         return vectors.copy()
+    members = Members(parts, vectors.copy(), full, parts.thin(full), parts.cost(full))
     changed = np.zeros(count, dtype=np.int64)  # the step in which each member changed last
     seen = np.full(count, -1)  # the step in which all moves of a member had been tried
     step = 0
