@@ -60,6 +60,17 @@ def precision(length: int, patch_size: int) -> Reals:
     return (basis.T / spread**2) @ basis
 
 
+def patch_cost(patches: Reals, patch_size: int) -> Reals:
+    """The whole cost (n,): heavy-tailed DCT coefficients, sparse gradients, pixels in the box."""
+    basis, _, typical = _basis(patches.shape[-1], patch_size)
+    waves = np.log1p(((patches - GREY) @ (basis.T / typical)) ** 2).sum(-1)
+    tiles = patches.reshape(len(patches), -1, patch_size, patch_size)
+    sideways = np.log1p(abs(np.diff(tiles, axis=-1))).sum((1, 2, 3))
+    gradients = sideways + np.log1p(abs(np.diff(tiles, axis=-2))).sum((1, 2, 3))
+    outside = (np.maximum(-patches, 0) + np.maximum(patches - 255, 0)).sum(-1)
+    return waves + GRADIENT * gradients + OUTSIDE * outside
+
+
 # the cost of sums of patches ----------------------------------------------------------------------
 
 
@@ -82,8 +93,7 @@ class Border:
 
 @dataclass(frozen=True)
 class Parts:
-    """The numbers whose cost is summed, for patches of `length` = C*P*P pixels: heavy-tailed DCT
-    coefficients, sparse gradients, pixels in the box.
+    """The numbers whose cost is summed, for patches of `length` = C*P*P pixels.
 
     waves  whether DCT coefficients count; without them it is the simpler `sparse` cost, in which a
            search gets stuck less often
@@ -274,7 +284,7 @@ class Frame:
 
     def cost(self, vectors: Reals) -> Reals:
         """How unlike photographs vectors (m, p) in grey levels are, (m,)."""
-        return self.parts().cost(self.parts().of(vectors))
+        return patch_cost(vectors, self.patch_size)
 
     def parts(self, waves: bool = True) -> Parts:
         """The parts of patches' cost, or of the simpler one without waves."""
