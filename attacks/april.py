@@ -22,8 +22,8 @@ gives the content that they share, not that of each patch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -45,9 +45,6 @@ from attacks.prior.files import patch_moments
 from attacks.prior.gaussian import PatchPrior, noise_variance, posterior_patches
 from mjp_privacy.interfaces import AttackerView, Grads, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
-
-if TYPE_CHECKING:
-    from attacks.breaching import BatchedAprilAttacker
 
 
 @dataclass(frozen=True)
@@ -87,18 +84,14 @@ class April(Usual):
             images = reconstruct_one_by_one(view.model, update.grads, view.pixels, update.dtype)
             diagnostics = condition_and_rank(table_grads, update.dtype)
             return Reconstruction(to_unit_range(view, images), diagnostics=diagnostics)
-        attacker = self.attacker(view.model)
+        from attacks.breaching import BatchedAprilAttacker
+
+        attacker = BatchedAprilAttacker(view.model)
         z, singular_values = attacker.embeddings(table_grads, update.grads[QKV])
         z = z - view.model.table.detach().double()
         diagnostics = condition_and_rank(table_grads, update.dtype, singular_values)
         images = pictures_of(view, attacker.patches(z[:, 1:]))
         return Reconstruction(images, diagnostics=diagnostics)
-
-    def attacker(self, model: MJPVisionTransformer) -> BatchedAprilAttacker:
-        """The attacker of this model, which holds the inverse of the patch embedding."""
-        from attacks.breaching import BatchedAprilAttacker
-
-        return BatchedAprilAttacker(model)
 
 
 def refused(view: AttackerView, names: Sequence[str]) -> Refusal | None:
@@ -138,7 +131,6 @@ class UnknownAwareApril(Usual):
     """
 
     engine: Literal["batched"] = "batched"
-    april: April = field(default_factory=April, init=False, repr=False, compare=False)
     name: ClassVar[str] = "april_unk_aware"
     traits: ClassVar[tuple[str, ...]] = ("rank", "masks")
     victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
@@ -155,11 +147,13 @@ class UnknownAwareApril(Usual):
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Read the mask off the zero rows, then solve with one row for all masked patches."""
+        from attacks.breaching import BatchedAprilAttacker
+
         model, update = view.model, view.updates[0]
         assert model.unk_embed is not None
         table_grads = update.grads[TABLE].squeeze(1)
         rows = torch.cat((table_grads, update.grads[UNKNOWN].squeeze(1)), dim=1)
-        attacker = self.april.attacker(model)
+        attacker = BatchedAprilAttacker(model)
         z, singular_values = attacker.embeddings(rows, update.grads[QKV])
         hidden = located(view, update)
         masked_embedding = z[:, -1:] - model.unk_embed.detach().double()

@@ -79,14 +79,6 @@ POSITIONS = {"pos_embed": 1, "blocks.0.attn.qkv.weight": 4}
 logging.getLogger("breaching").setLevel(logging.WARNING)
 
 
-class _Wrapped(nn.Module):
-    """The model as an attribute `.model`, where breaching expects the network."""
-
-    def __init__(self, model: MJPVisionTransformer) -> None:
-        super().__init__()
-        self.model = model
-
-
 def attack_configuration(dtype: torch.dtype) -> Any:
     """breaching's shipped april_analytic.yaml, read here because its own loader initialises hydra
     for the whole process."""
@@ -108,27 +100,23 @@ def server_payload(model: nn.Module, pixels: Pixels) -> list[dict[str, Any]]:
     return [{"parameters": parameters, "buffers": [], "metadata": OmegaConf.create(facts)}]
 
 
-def shared_data(grads: Grads) -> list[dict[str, Any]]:
-    """What breaching's user would have shared; label 0 is a dummy, the closed form reads none."""
-    listed = [torch.zeros(0) for _ in range(max(POSITIONS.values()) + 1)]
-    for name, position in POSITIONS.items():
-        listed[position] = grads[name]
-    metadata = {"num_data_points": 1, "labels": torch.zeros(1, dtype=torch.long)}
-    return [{"gradients": listed, "buffers": [], "metadata": metadata}]
-
-
 def reconstruct_one_by_one(
     model: MJPVisionTransformer, grads: Grads, pixels: Pixels, dtype: torch.dtype
 ) -> Tensor:
     """Run breaching's own attack per image: normalised images (n, C, H, W), which it clamps."""
-    wrapped = _Wrapped(model)
+    wrapped = nn.Module()  # breaching expects the network as an attribute of its model
+    wrapped.model = model
     setup = {"device": next(model.parameters()).device}
     attacker = prepare_attack(wrapped, nn.CrossEntropyLoss(), attack_configuration(dtype), setup)
     payload = server_payload(wrapped, pixels)
+    metadata = {"num_data_points": 1, "labels": torch.zeros(1, dtype=torch.long)}  # 0 is a dummy
     images = []
     for index in range(len(grads["pos_embed"])):
-        grads_of_image = {name: grads[name][index] for name in POSITIONS}
-        data, _ = attacker.reconstruct(payload, shared_data(grads_of_image), server_secrets={})
+        listed = [torch.zeros(0) for _ in range(max(POSITIONS.values()) + 1)]
+        for name, position in POSITIONS.items():
+            listed[position] = grads[name][index]
+        shared = [{"gradients": listed, "buffers": [], "metadata": metadata}]
+        data, _ = attacker.reconstruct(payload, shared, server_secrets={})
         images.append(data["data"][0])
     return torch.stack(images)
 
@@ -203,18 +191,14 @@ class InTime(OptimizationBasedAttacker):
     the whole: range(100, 200) of 200 is the second half.
     """
 
-    part: range | None = None
-
-    def _done(self) -> int:
-        """How many steps lie before the part."""
-        return 0 if self.part is None else self.part.start
+    part = range(sys.maxsize)
 
     def _init_optimizer(self, candidate: Sequence[Tensor]) -> tuple[Any, Any]:
         """Adam and the decay of its step size, moved on to where the part begins."""
         optimizer, schedule = super()._init_optimizer(candidate)
         for tensor in candidate:
             tensor.grad = None  # breaching's zeros would enter Adam's means
-        for _ in range(self._done()):
+        for _ in range(self.part.start):
             optimizer.step()  # so this does nothing
             schedule.step()
         return optimizer, schedule
@@ -222,8 +206,8 @@ class InTime(OptimizationBasedAttacker):
     def _compute_objective(self, candidate: Tensor, *arguments: Any) -> Callable[[], Tensor]:
         """What the optimiser calls in each of its steps, whose number is the last argument."""
         *others, step = arguments
-        step += self._done()
-        if not spent() and (self.part is None or step < self.part.stop):
+        step += self.part.start
+        if not spent() and step < self.part.stop:
             objective: Callable[[], Tensor] = super()._compute_objective(candidate, *others, step)
             return objective
         self.current_task_loss = candidate.new_tensor(math.nan)
@@ -248,21 +232,13 @@ class CosineWithPositions(CosineSimilarity):
         return all_gradients + self.weight * positions
 
 
-def optimization_configuration(
-    dtype: torch.dtype, changes: Mapping[str, Mapping[str, Any]], tv: float
-) -> Any:
-    """breaching's shipped invertinggradients.yaml over its defaults, with these changes.
-
-    `tv` is the weight of the total variation; `changes` has the layout of breaching's files, such
-    as {"optim": {"max_iterations": 100}}.
-    """
+def optimization_configuration(dtype: torch.dtype, changes: Mapping[str, Mapping[str, Any]]) -> Any:
+    """breaching's shipped invertinggradients.yaml over its defaults, with these changes in the
+    layout of its files, such as {"optim": {"max_iterations": 100}}."""
     folder = breaching_folder() / "config" / "attack"
     names = ("_default_optimization_attack.yaml", "invertinggradients.yaml")
     parts = [OmegaConf.create((folder / name).read_text()) for name in names]
-    ours = {
-        "impl": {"dtype": str(dtype).removeprefix("torch.")},
-        "regularization": {"total_variation": {"scale": tv}},
-    }
+    ours = {"impl": {"dtype": str(dtype).removeprefix("torch.")}}
     return OmegaConf.merge(*parts, ours, changes)
 
 
@@ -278,7 +254,7 @@ def match_gradients(
     start: Tensor | None = None,
     objective: nn.Module | None = None,
     terms: Sequence[nn.Module] = (),
-    part: range | None = None,
+    part: range = InTime.part,
 ) -> tuple[Tensor, dict[str, float]]:
     """Match one client step: normalised images (B, C, H, W), and {"steps", "cosine_distance"}.
 

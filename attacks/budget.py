@@ -45,8 +45,7 @@ class Budget:
     _places: range = range(0)
     _used: dict[int, float] = field(default_factory=dict)
 
-    def begin(self) -> None:
-        """Start the clock of the whole call."""
+    def __post_init__(self) -> None:
         now = time.thread_time()
         self._until = now + self.seconds * self.images
         self._last = now + HARD * self.seconds * self.images
@@ -127,8 +126,6 @@ def limited(seconds: float, images: int = 1) -> Iterator[Budget]:
     import torch
     from torch.overrides import TorchFunctionMode
 
-    budget, gradients = Budget(seconds, images), torch.is_grad_enabled()
-
     class Watch(TorchFunctionMode):
         """Looks at the clock at each call of torch."""
 
@@ -138,10 +135,10 @@ def limited(seconds: float, images: int = 1) -> Iterator[Budget]:
             budget.stop_if_long_over()
             return func(*args, **(kwargs or {}))
 
+    budget, gradients = Budget(seconds, images), torch.is_grad_enabled()
     token = _current.set(budget)
     try:
         with Watch():
-            budget.begin()
             yield budget
     finally:
         torch.set_grad_enabled(gradients)  # it may have been stopped as it left `no_grad`

@@ -170,7 +170,7 @@ class GradientMatching(Matching):
 
         device = view.model.like.device
         dtype = view.updates[0].dtype
-        configuration = optimization_configuration(dtype, self._changes(), self.tv)
+        configuration = optimization_configuration(dtype, self._changes())
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             return match_gradients(
@@ -193,6 +193,7 @@ class GradientMatching(Matching):
                 "step_size_decay": None if self.decay == "none" else self.decay,
                 "signed": None if self.signed == "none" else self.signed,
             },
+            "regularization": {"total_variation": {"scale": self.tv}},
         }
 
 
@@ -302,7 +303,7 @@ class GradViT(Matching):
         search = partial(
             match_gradients,
             *(view.model, grads, labels, mask, view.pixels),
-            optimization_configuration(view.updates[0].dtype, self._changes(), self.tv),
+            optimization_configuration(view.updates[0].dtype, self._changes()),
             objective=SquaredDistance() if self.distance == "squared" else None,
         )
         early, late = self._terms(view)
@@ -338,7 +339,10 @@ class GradViT(Matching):
                 "step_size_decay": "cosine-decay",
                 "signed": None,
             },
-            "regularization": {"norm": {"scale": 2 * self.l2, "pnorm": 2}},  # it takes the half
+            "regularization": {
+                "total_variation": {"scale": self.tv},
+                "norm": {"scale": 2 * self.l2, "pnorm": 2},  # it takes the half
+            },
         }
 
     def _terms(self, view: AttackerView) -> tuple[list[Term], list[Term]]:

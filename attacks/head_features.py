@@ -21,7 +21,7 @@ expect little more of its pixels than colours. What is sure to leak is the featu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -179,21 +179,21 @@ def features_of(
         if len(labels.unique()) < batch:  # equal features of one class would remain equal
             noise = torch.randn(DRAWS, *features.shape, generator=generator, dtype=torch.float64)
             starts = [*(features + JITTER * features.std() * noise.to(features))]
-        features = min((_descended(start, misfit) for start in starts), key=misfit)
+
+        def descended(start: Tensor) -> Tensor:
+            """The local minimum near a start."""
+            point = start.clone(memory_format=torch.contiguous_format).requires_grad_()
+            optimizer = lbfgs(point, REFINEMENT, HISTORY)
+
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                value = misfit(point)
+                value.backward()
+                return value.detach()
+
+            with torch.enable_grad():
+                optimizer.step(closure)
+            return point.detach()
+
+        features = min(map(descended, starts), key=misfit)
     return features, float(misfit(features).sqrt())
-
-
-def _descended(start: Tensor, misfit: Callable[[Tensor], Tensor]) -> Tensor:
-    """The local minimum of a misfit near a start."""
-    point = start.clone(memory_format=torch.contiguous_format).requires_grad_()
-    optimizer = lbfgs(point, REFINEMENT, HISTORY)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        value = misfit(point)
-        value.backward()
-        return value.detach()
-
-    with torch.enable_grad():
-        optimizer.step(closure)
-    return point.detach()

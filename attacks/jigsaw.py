@@ -60,7 +60,14 @@ def _costs(tiles: Tensor) -> Tensor:
     inner = min(2, tiles.shape[2])
     left = _mahalanobis(tiles[:, :, -1] - tiles[:, :, -inner], step)
     right = _mahalanobis(tiles[:, :, 0] - tiles[:, :, inner - 1], -step.transpose(0, 1))
-    return _scaled((left + right.T).sqrt())
+    cost = (left + right.T).sqrt()
+    # Over the third best of its row or of its column, whichever is smaller.
+    rank = min(RIVAL, len(cost))
+    rivals = cost + torch.diag(torch.full_like(cost[0], torch.inf))
+    rows, columns = rivals.kthvalue(rank, 1).values, rivals.kthvalue(rank, 0).values
+    scale = torch.minimum(rows[:, None], columns[None])
+    scale = torch.where(scale.isfinite(), scale, 1.0)  # fewer patches than rivals
+    return cost / (SMALLEST * scale.median() + LEVEL**2 + scale)
 
 
 def _mahalanobis(inner: Tensor, step: Tensor) -> Tensor:
@@ -76,16 +83,6 @@ def _mahalanobis(inner: Tensor, step: Tensor) -> Tensor:
     whiten = torch.linalg.inv(torch.linalg.cholesky(covariance))
     distance = torch.einsum("aij,abpj->abpi", whiten, step - inner.mean(1)[:, None, None])
     return distance.square().sum((-1, -2))
-
-
-def _scaled(cost: Tensor) -> Tensor:
-    """The costs divided by the third best of their row or of their column, whichever is smaller."""
-    rank = min(RIVAL, len(cost))
-    rivals = cost + torch.diag(torch.full_like(cost[0], torch.inf))
-    rows, columns = rivals.kthvalue(rank, 1).values, rivals.kthvalue(rank, 0).values
-    scale = torch.minimum(rows[:, None], columns[None])
-    scale = torch.where(scale.isfinite(), scale, 1.0)  # fewer patches than rivals
-    return cost / (SMALLEST * scale.median() + LEVEL**2 + scale)
 
 
 # one puzzle with known pieces ---------------------------------------------------------------------
@@ -122,7 +119,10 @@ def solve(
     shuffled = patches.detach().cpu().double().clone()
     shuffled[mask.cpu()] = pieces.detach().cpu().double()
     sideways, downwards = border_costs(shuffled, patch_size)
-    board = _Board.of(sideways.numpy(), downwards.numpy(), grid)
+    empty = np.zeros((1, grid.patches))
+    sides = (sideways.mT, sideways, downwards.mT, downwards)
+    costs = np.stack([np.concatenate((side.numpy(), empty)) for side in sides])
+    board = _Board(costs, _neighbours(grid), grid)
     arranged = torch.from_numpy(_arrange(board, free, rounds)[:-1])
     permutation = torch.empty_like(arranged)
     permutation[arranged] = torch.arange(len(arranged))
@@ -136,14 +136,6 @@ class _Board:
     costs: Costs  # (4, N+1, N): [side, piece on that side of the place, piece at the place]
     neighbours: Places  # (N, 4): right, left, below, above
     grid: Grid
-
-    @staticmethod
-    def of(sideways: Costs, downwards: Costs, grid: Grid) -> _Board:
-        """The board of a grid, from the costs of pairs: a left of b, and a above b."""
-        empty = np.zeros((1, grid.patches))
-        sides = (sideways.T, sideways, downwards.T, downwards)
-        costs = np.stack([np.concatenate((side, empty)) for side in sides])
-        return _Board(costs, _neighbours(grid), grid)
 
     def at(self, arranged: Places, places: Places) -> Costs:
         """Cost (places, N) of putting each piece at each place, beside its present neighbours."""
@@ -171,7 +163,12 @@ def _arrange(board: _Board, free: Places, rounds: int) -> Places:
     pieces = best[free]
     best[free] = len(board.neighbours)
     if len(free) == len(board.neighbours):
-        best = _grown_from_anywhere(board)
+        trials = []
+        for first in range(len(best) - 1):
+            trials.append(_grown_from(board, first))
+            if spent():
+                break
+        best = min(trials, key=board.energy)
     else:
         best = _grow(board, best, free, pieces)
     best = _improve(board, best, free)
@@ -218,19 +215,10 @@ def _grow(board: _Board, arranged: Places, places: Places, pieces: Places) -> Pl
     return arranged
 
 
-def _grown_from_anywhere(board: _Board) -> Places:
-    """The best arrangement that grows from one of the pieces where no place is known: on a canvas
-    of almost four times the grid, for nothing says which part of the picture the first piece is."""
-    trials = []
-    for first in range(len(board.neighbours)):
-        trials.append(_grown_from(board, first))
-        if spent():
-            break
-    return min(trials, key=board.energy)
-
-
 def _grown_from(board: _Board, first: int) -> Places:
-    """The arrangement (N+1,) that grows from this piece, within a window of the grid's size."""
+    """The arrangement (N+1,) that grows from this piece where no place is known, within a window
+    of the grid's size: on a canvas of almost four times that, for nothing says which part of the
+    picture the first piece is."""
     number, grid = len(board.neighbours), board.grid
     large = Grid(2 * grid.rows - 1, 2 * grid.columns - 1)
     canvas = replace(board, neighbours=_neighbours(large), grid=large)
@@ -323,21 +311,16 @@ def sorted_into_pictures(patches: Reals, grid: Grid, patch_size: int) -> Reals:
             own = cost[order[first]][:, order[second]]
             key, own = (pair, own) if pair[0] < pair[1] else (pair[::-1], own.T)
             joint[key] = joint.get(key, 0.0) + own
-        (kept, added), matching = max(
-            ((pair, _best_matching(cost)) for pair, cost in joint.items()),
-            key=lambda item: item[1][1],
-        )
+        matched, better = {}, {}  # the best matching, and how much better it is than the mean one
+        for pair, cost in joint.items():
+            rows, matched[pair] = scipy.optimize.linear_sum_assignment(cost)
+            better[pair] = float(cost.mean() * len(cost) - cost[rows, matched[pair]].sum())
+        kept, added = max(better, key=better.__getitem__)
         moved = group == added
-        order[moved] = order[moved][:, matching[0]]
+        order[moved] = order[moved][:, matched[kept, added]]
         group[moved] = kept
         edges = {pair: cost for pair, cost in edges.items() if group[pair[0]] != group[pair[1]]}
     return np.stack([patches[np.arange(count), order[:, picture]] for picture in range(batch)])
-
-
-def _best_matching(cost: Reals) -> tuple[NDArray[np.int64], float]:
-    """The best matching (B,) of costs (B, B), and how much better it is than the mean one."""
-    rows, columns = scipy.optimize.linear_sum_assignment(cost)
-    return columns, float(cost.mean() * len(cost) - cost[rows, columns].sum())
 
 
 def _edges(patches: Reals, grid: Grid, patch_size: int) -> dict[tuple[int, int], Reals]:

@@ -144,12 +144,10 @@ class TokenPeeling(Usual):
 class LayerSpan(Usual):
     """A search for the pictures of one upload's batch.
 
-    blocks    how many of the first blocks' layers are looked at
     searches  rounds of them before the pictures that are left are guessed
     prior     `fitted`, `stationary`, or the path of a fitted prior
     """
 
-    blocks: Annotated[int, Field(ge=1, le=100)] = 2
     searches: Annotated[int, Field(ge=1, le=10_000)] = 12
     prior: str = "fitted"
     name: ClassVar[str] = "layer_span"
@@ -158,7 +156,7 @@ class LayerSpan(Usual):
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and
         the classifier; of the unknown embedding for single pictures."""
-        return (*_verifying(model, self.blocks), UNKNOWN, *needs_tokens(model))
+        return (*_verifying(model), UNKNOWN, *needs_tokens(model))
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the upload does not show the spans of its batch, or None."""
@@ -166,7 +164,7 @@ class LayerSpan(Usual):
             lacks_positions(view.model)
             or lacks_layer_spans(view.model, view.updates[0].batch)  # it needs fewer patches yet
             or BatchSpanAttack(self.prior).unsupported(view)
-            or lacks_gradients(view, *_verifying(view.model, self.blocks))
+            or lacks_gradients(view, *_verifying(view.model))
         )
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
@@ -208,7 +206,7 @@ class LayerSpan(Usual):
         while True:
             update, batch = left.update, left.update.batch
             guess = superposed(view, update, patch_system(view, update), 0, self.prior)
-            spans = LayerSpans.of(left.model, left.grads, batch, self.blocks)
+            spans = LayerSpans.of(left.model, left.grads, batch)
             picture_and_share = None
             if spans is not None:
                 enough = FOUND * torch.finfo(update.dtype).eps ** 2
@@ -227,7 +225,7 @@ class LayerSpan(Usual):
         sent, model = view.updates[0], copied(left.model).double()
         if lacks_tokens(view) is not None or lacks_equations(model, sent.batch):
             return []
-        pictures = token_pictures(view, sent, step, model, self.prior, self.blocks)
+        pictures = token_pictures(view, sent, step, model, self.prior)
         return [BatchPicture(one.patches, one.outside) for one in pictures if one.is_verified]
 
 
@@ -240,13 +238,11 @@ class BatchLattice(Usual):
 
     uploads  how many rounds of the same batch it reads; the weights may move between them
     most     with more differences N (B - 1) than this no lattice is tried
-    blocks   how many of the first blocks' layers verify pictures
     prior    `fitted`, `stationary`, or the path of a fitted prior
     """
 
     uploads: Annotated[int, Field(ge=1, le=1000)] = 1
     most: Annotated[int, Field(ge=1, le=1000)] = 80
-    blocks: Annotated[int, Field(ge=1, le=100)] = 2
     prior: str = "fitted"
     name: ClassVar[str] = "batch_lattice"
     traits = (
@@ -262,7 +258,7 @@ class BatchLattice(Usual):
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and
         the classifier; of the unknown embedding for single pictures."""
-        return (*_verifying(model, self.blocks), UNKNOWN)
+        return (*_verifying(model), UNKNOWN)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the uploads do not show the lattice of their batch, or None."""
@@ -278,7 +274,7 @@ class BatchLattice(Usual):
         masked = any(bool(located(view, update).any()) for update in view.updates)
         if first.batch == 1 or masked or any(map(is_disturbed, view.updates)):
             return BatchSpanAttack(self.prior).run(view, generator=generator)
-        search = LatticePictures(view, self.prior, self.blocks)
+        search = LatticePictures(view, self.prior)
         models = [client_model(view, update) for update in view.updates]
         found = list[BatchPicture]()
         for step in range(first.steps_in_all):
@@ -300,6 +296,6 @@ class BatchLattice(Usual):
         )
 
 
-def _verifying(model: MJPVisionTransformer, blocks: int) -> Sequence[str]:
+def _verifying(model: MJPVisionTransformer) -> Sequence[str]:
     """Gradients of a batch's span, of the layers that verify pictures, and of the classifier."""
-    return (*PATCH_SYSTEM, *(f"{name}.weight" for name in layers_of(model, blocks)), HEAD)
+    return (*PATCH_SYSTEM, *(f"{name}.weight" for name in layers_of(model)), HEAD)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -75,7 +75,7 @@ from attacks.equations.span import (
 from attacks.jigsaw import solve
 from attacks.lattice.cost import Reals
 from attacks.lattice.unmixing import FIXED, FREE, Unmixed, unmix
-from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal, Usual
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 
@@ -120,10 +120,12 @@ class MaskedSpan(Usual):
 
     def solve(self, view: AttackerView, systems: Sequence[PatchSystem]) -> Solution:
         """What the uploads determine, and the most probable patches; one system per upload."""
-        rounds = [
-            [upload_span(system, index, error=error) for index, error in enumerate(errors)]
-            for system, errors in zip(systems, self._errors(view, systems), strict=True)
-        ]
+        rounds = list[list[Knowledge]]()
+        for update, system in zip(view.updates, systems, strict=True):
+            # The known error of an entry of G - A^T X; a normalised pixel is about 1.
+            of_rows = error_of(update, TABLE).square() * system.rows.shape[1]
+            errors = (error_of(update, PATCH).square() + of_rows).sqrt().tolist()
+            rounds.append([upload_span(system, at, error=error) for at, error in enumerate(errors)])
         knowledge = [
             self._with_tokens(view, index, combine(spans), spans)
             for index, spans in enumerate(zip(*rounds, strict=True))
@@ -134,15 +136,6 @@ class MaskedSpan(Usual):
         if any(noisy):
             patches = filling.weighed(view, systems, patches, noisy)
         return Solution(rounds, knowledge, patches, noisy)
-
-    def _errors(self, view: AttackerView, systems: Sequence[PatchSystem]) -> list[list[float]]:
-        """By upload and picture, the known error of an entry of G - A^T X; a normalised pixel is
-        about 1."""
-        errors = []
-        for update, system in zip(view.updates, systems, strict=True):
-            of_rows = error_of(update, TABLE).square() * system.rows.shape[1]
-            errors.append((error_of(update, PATCH).square() + of_rows).sqrt().tolist())
-        return errors
 
     def _weighs_errors(self, view: AttackerView) -> list[bool]:
         """For each picture, whether the error of its uploads is known and large enough to weigh."""
@@ -211,26 +204,19 @@ class TokenSpan(Usual):
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """The most probable picture given block 0's equations of every upload."""
-        rounds = [_spans(view, update) for update in view.updates]
+        rounds = list[list[Knowledge]]()
+        for update in view.updates:
+            errors, spans = error_of(update, PATCH), list[Knowledge]()
+            for index, rows in enumerate(gradient(view, update, PATCH).flatten(2)):
+                equations = token_equations(view, update, index)
+                edge = noise_edge(float(errors[index]), *rows.shape)
+                spans.append(from_tokens_alone(rows, equations, edge))
+            rounds.append(spans)
         knowledge = [combine(spans) for spans in zip(*rounds, strict=True)]
         patches = Filling(self.prior, self.completion).patches(view, knowledge)
         # Errors are not weighed: equations that noise drowns are dropped, so directions stay open.
         noisy = [False] * len(knowledge)
         return Solution(rounds, knowledge, patches, noisy).reconstruction(view)
-
-
-def _spans(view: AttackerView, update: ClientUpdate) -> list[Knowledge]:
-    """What one upload says about each of its pictures."""
-    total = gradient(view, update, PATCH).flatten(2)
-    error = error_of(update, PATCH)
-    return [
-        from_tokens_alone(
-            rows,
-            token_equations(view, update, index),
-            noise_edge(float(error[index]), *rows.shape),
-        )
-        for index, rows in enumerate(total)
-    ]
 
 
 # 8-bit pixels, by a lattice -----------------------------------------------------------------------
@@ -240,22 +226,21 @@ def _spans(view: AttackerView, update: ClientUpdate) -> list[Knowledge]:
 class PixelLattice(Usual):
     """`masked_span`, with the patches' integer values found by lattice reduction.
 
-    most  with more masked patches than this no lattice is tried; the other options are those of
-          `masked_span`
+    prior  as in `masked_span`
+    most   with more masked patches than this no lattice is tried
     """
 
     prior: str = "fitted"
-    completion: Completion = "field"
-    tokens: bool = True
     most: Annotated[int, Field(ge=0, le=1000)] = 80
     name: ClassVar[str] = "pixel_lattice"
+    tokens: ClassVar[bool] = True  # whether block 0's equations tell which patches are whose
     seen: ClassVar[tuple[str, ...]] = ()  # what is said of a picture's order
     traits: ClassVar[tuple[str, ...]] = ("masks", "8 bit", "public photographs", "patches")
 
     @property
     def span(self) -> MaskedSpan:
         """The attack that gives the first guess, and the result where no lattice is found."""
-        return MaskedSpan(self.prior, self.completion, self.tokens)
+        return MaskedSpan(self.prior, tokens=self.tokens)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, patch embedding, block 0's qkv and unknown embedding."""
@@ -361,7 +346,7 @@ class PatchLattice(PixelLattice):
     (`equations.attention`), which `order_found` confirms.
     """
 
-    tokens: bool = field(default=False, init=False)
+    tokens: ClassVar[bool] = False
     name: ClassVar[str] = "patch_lattice"
     seen: ClassVar[tuple[str, ...]] = ("order_found",)
     traits: ClassVar[tuple[str, ...]] = ("8 bit", "public photographs", "patches")

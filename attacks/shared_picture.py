@@ -29,7 +29,7 @@ from attacks.budget import image
 from attacks.equations import CERTAIN, PATCH_SYSTEM, TABLE, UNKNOWN
 from attacks.equations.agreement import TOLERANCE, Search, SharedPicture
 from attacks.equations.batches import BatchSpan, batch_span, pictures_by_rank, superposed
-from attacks.equations.filling import Completion, Filling, wanted
+from attacks.equations.filling import Filling, wanted
 from attacks.equations.patch_system import (
     PatchSystem,
     lacks_patch_system,
@@ -58,13 +58,11 @@ class SharedPictures(Usual):
                 Its pixels must be the same: random crops or mixup on the client break it. Flips do
                 not for long: a picture has two states, so one recurs within three rounds. The
                 weights may differ, and so may masks
-    prior, completion
-                how pictures are guessed that nothing determines: as of `masked_span`
+    prior       as of `masked_span`, for what nothing determines
     """
 
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 2
     prior: str = "fitted"
-    completion: Completion = "field"
     name: ClassVar[str] = "shared_picture"
     traits = ("batches", "masks", "shared pictures", "public photographs", "patches")
 
@@ -105,7 +103,12 @@ class SharedPictures(Usual):
         unit, size = pictures_of(view, patches), view.model.patch_size
         within = normalised(to_patches(unit, size), view.pixels, size)
         beyond = (patches - within).abs().flatten(1).amax(1)
-        masks = [_mask(uploads, *each) for each in enumerate(places)]
+        # Of a guess only what was masked in all pictures of its upload is known.
+        masks = [uploads.spans[place // uploads.batch].hidden for place in range(len(places))]
+        for place, picture in enumerate(places):
+            step = place // uploads.batch
+            if picture is not None and step in picture.uploads:
+                masks[place] = ~picture.visible[picture.uploads.index(step)]
         shown = [wanted(view, mask, one) for mask, one in zip(masks, patches, strict=True)]
         return Reconstruction(
             pictures_of(view, torch.stack(shown)),
@@ -115,15 +118,15 @@ class SharedPictures(Usual):
 
     def _patches(self, view: AttackerView, uploads: BatchUploads, places: Places) -> list[Tensor]:
         """Normalised patches (N, p) for each place; open directions are filled by the prior."""
-        filling = Filling(self.prior, self.completion)
+        filling = Filling(self.prior)
         patches: list[Tensor] = []
         for step in range(uploads.steps):
             own = places[step * uploads.batch : (step + 1) * uploads.batch]
-            known = []
+            known = list[Tensor]()
             for place, picture in enumerate(own, step * uploads.batch):
                 if picture is not None:
                     with image(place):
-                        known += filling.patches(view, [picture.knowledge])
+                        known.append(filling.likeliest(view, picture.knowledge))
             guesses = iter(_guesses(view, uploads, step, self.prior, known))
             filled = iter(known)
             patches += [next(guesses if picture is None else filled) for picture in own]
@@ -161,15 +164,6 @@ def _places(found: Sequence[SharedPicture], uploads: BatchUploads) -> Places:
     for place, picture in zip(left, others, strict=False):
         places[place] = picture
     return places
-
-
-def _mask(uploads: BatchUploads, place: int, picture: SharedPicture | None) -> Tensor:
-    """(N,) bool: where the picture at a place was masked in the first round. Of a guess only what
-    was masked in all pictures of its upload is known."""
-    step = place // uploads.batch
-    if picture is None or step not in picture.uploads:
-        return uploads.spans[step].hidden
-    return ~picture.visible[picture.uploads.index(step)]
 
 
 def _facts(

@@ -126,24 +126,21 @@ def _given_up(places: range, error: BaseException) -> Done:
     if isinstance(error, OverBudget):
         reasons, told = dict.fromkeys(places, str(error)), _told(error.budget, len(places))
         return Done(Reconstruction(None, inapplicable=reasons, diagnostics=told))
-    reason, traced = _reason(error)
-    return Done(Reconstruction(None), dict.fromkeys(places, reason), traced)
+    traces = {}
+    if isinstance(error, UserError):
+        reason = str(error)
+    elif isinstance(error, BREAKDOWN):
+        reason = f"the attack's linear algebra broke down: {error}"
+    else:
+        reason = format_error(error)
+        traces[reason] = format_traceback(error)
+    return Done(Reconstruction(None), dict.fromkeys(places, reason), traces)
 
 
 def _told(budget: Budget, images: int) -> dict[str, Tensor]:
     """The diagnostics of images that had so much time."""
     cut = torch.tensor([place in budget.cut for place in range(images)], dtype=torch.float64)
     return {SECONDS: torch.full((images,), budget.seconds, dtype=torch.float64), OVER: cut}
-
-
-def _reason(error: BaseException) -> tuple[str, dict[str, str]]:
-    """Why images have no reconstruction, as rows say it; with the traceback of a fault."""
-    if isinstance(error, UserError):
-        return str(error), {}
-    if isinstance(error, BREAKDOWN):
-        return f"the attack's linear algebra broke down: {error}", {}
-    reason = format_error(error)
-    return reason, {reason: format_traceback(error)}
 
 
 def _of_all_steps(parts: Sequence[Done], batch: int, view: AttackerView) -> Done:

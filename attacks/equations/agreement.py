@@ -363,11 +363,15 @@ class Search:
             agreed = self._set(grown)
             if agreed is None or self._known(grown) >= agreed.count:
                 continue
-            if agreed.count == 1:
-                self._record(self._completed(agreed))
-            else:
+            if agreed.count > 1:
                 self.several.append(agreed)
                 self._extend(grown, later)
+                continue
+            for other in range(len(self.spans)):  # all others that hold the picture
+                members = agreed.uploads
+                if other not in members and all(self._agree(other, one) for one in members):
+                    agreed = self._set((*members, other), agreed.visible) or agreed
+            self._record(agreed)
 
     def _agree(self, one: int, other: int) -> bool:
         return (min(one, other), max(one, other)) in self.agreeing
@@ -389,15 +393,6 @@ class Search:
             uploads=(*better.uploads, *(other.uploads[at] for at in more)),
             visible=torch.cat((better.visible, other.visible[more])),
         )
-
-    def _completed(self, agreed: SharedPicture) -> SharedPicture:
-        """The one picture of these uploads, with all others that hold it."""
-        for number in range(len(self.spans)):
-            if number in agreed.uploads:
-                continue
-            if all(self._agree(number, member) for member in agreed.uploads):
-                agreed = self._set((*agreed.uploads, number), agreed.visible) or agreed
-        return agreed
 
     def _set(self, uploads: tuple[int, ...], visible: Tensor | None = None) -> SharedPicture | None:
         """`agreement` of these uploads, as long as the search may go on."""

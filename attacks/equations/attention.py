@@ -300,7 +300,8 @@ def refined_groups(
     for start in range(STARTS):
         if start:
             order = torch.randperm(len(z), generator=generator).to(z.device)
-            found = [*order.chunk(count)]
+            size = -(-len(z) // count)
+            found = [order[number * size :][:size] for number in range(count)]
         for _ in range(STEPS):
             errors = torch.stack([_hull_errors(v, sums, len(fixed), one) for one in found], 1)
             total = float(errors.gather(1, _numbers(found, len(z))[:, None]).mean())

@@ -82,14 +82,8 @@ class FieldEnergy:
 
     def on(self, device: torch.device) -> FieldEnergy:
         """The same on another device."""
-        return replace(
-            self,
-            precision=self.precision.to(device),
-            down=self.down.to(device),
-            across=self.across.to(device),
-            mean=self.mean.to(device),
-            patch_precision=self.patch_precision.to(device),
-        )
+        tensors = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **tensors)  # type: ignore[arg-type]
 
     def force(self, patches: Tensor) -> Tensor:
         """Sigma^-1 applied to a picture given as patches (N, p), as patches."""
@@ -246,23 +240,19 @@ class _Problem:
         limit = FIRST
         while limit > LAST and not spent():
             patches = self.known + a @ self.basis
-            weights = _Weights.of(self._picture(patches), limit)
-            a = a + self._step(weights, patches, rows)
+            picture = to_images(patches, self.grid, self.patch_size)
+            a = a + self._step(_Weights.of(picture, limit), picture, rows)
             limit *= SHRINK
         return self.known + a @ self.basis
 
-    def _picture(self, patches: Tensor) -> Tensor:
-        """(C, H, W)."""
-        return to_images(patches, self.grid, self.patch_size)
-
-    def _step(self, weights: _Weights, patches: Tensor, rows: Tensor) -> Tensor:
+    def _step(self, weights: _Weights, picture: Tensor, rows: Tensor) -> Tensor:
         """The change of a (N, q) that minimises the weighted squares, by conjugate gradients."""
 
         def apply(a: Tensor) -> Tensor:
-            force = weights.force(self._picture(a @ self.basis))
+            force = weights.force(to_images(a @ self.basis, self.grid, self.patch_size))
             return to_patches(force, self.patch_size) @ self.basis.mT * rows
 
-        pull = weights.force(self._picture(patches)) - weights.edge
+        pull = weights.force(picture) - weights.edge
         residual = -to_patches(pull, self.patch_size) @ self.basis.mT * rows
         curvature = to_patches(weights.diagonal(), self.patch_size) @ self.basis.square().mT
         return conjugate_gradients(

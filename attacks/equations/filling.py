@@ -66,26 +66,29 @@ class Filling:
     """
 
     prior: str
-    completion: Completion
+    completion: Completion = "field"
     exact: bool = False
 
     def patches(self, view: AttackerView, knowledge: Sequence[Knowledge]) -> list[Tensor]:
-        """Normalised patches (N, p) of each picture: exact where they can be had so, else the most
-        probable."""
-        patch, pixels, patches = view.model.patch_size, view.pixels, list[Tensor]()
+        """Normalised patches (N, p) of the picture of each client step."""
+        patches, batch = list[Tensor](), view.updates[0].batch
         for index, picture in enumerate(knowledge):
-            with image(index * view.updates[0].batch, view.updates[0].batch):
-                if self.completion == "none":
-                    likely = picture.known
-                elif self.completion == "patch":
-                    likely = complete_patchwise(picture, *patch_moments(self.prior, patch, pixels))
-                else:
-                    energy = field_energy(self.prior, patch, pixels)
-                    likely = complete(picture, energy)
-                    if self.exact and 0 < len(picture.basis) <= MOST:
-                        likely = whole_picture(picture, likely, energy, pixels)
-                patches.append(likely)
+            with image(index * batch, batch):
+                patches.append(self.likeliest(view, picture))
         return patches
+
+    def likeliest(self, view: AttackerView, picture: Knowledge) -> Tensor:
+        """Normalised patches (N, p): exact where they can be had so, else the most probable."""
+        patch, pixels = view.model.patch_size, view.pixels
+        if self.completion == "none":
+            return picture.known
+        if self.completion == "patch":
+            return complete_patchwise(picture, *patch_moments(self.prior, patch, pixels))
+        energy = field_energy(self.prior, patch, pixels)
+        likely = complete(picture, energy)
+        if self.exact and 0 < len(picture.basis) <= MOST:
+            likely = whole_picture(picture, likely, energy, pixels)
+        return likely
 
     def weighed(
         self,
@@ -262,7 +265,11 @@ def noisy_upload(
     expected = error.total + error.rows * len(rows) * error.energy
     rest, masked = off_the_visible(system, index, total), int(hidden.sum())
     edge = noise_edge(expected**0.5, max(rest.shape[0] - int((~hidden).sum()), 0), rest.shape[1])
-    leak = _leak(rest, total, masked, edge)
+    _, strengths, basis = torch.linalg.svd(rest, full_matrices=False)
+    strengths, basis = strengths[:masked], basis[:masked]
+    kept = strengths > max(LEAK**0.5 * edge, float(NOTHING * rest.norm()))  # of positive weights
+    strengths, basis = strengths[kept], basis[kept]
+    leak = Leak(basis, 1 - LEAK * (edge / strengths).square(), strengths, total @ basis.mT)
     outside = leak.without(total)
     variance = _variance(expected, rows, outside, error)
     inside = 0.0
@@ -270,17 +277,6 @@ def noisy_upload(
         spread = variance * float(leak.strengths.reciprocal().square().mean()) * float(energy.sum())
         inside = 1 / max(spread, TINY)
     return NoisyUpload(rows, outside, hidden, 1 / variance, inside, leak, error)
-
-
-def _leak(rest: Tensor, total: Tensor, masked: int, edge: float) -> Leak:
-    """The strongest `masked` directions of `rest`, what the visible rows leave of G, without those
-    whose weight would not be positive. `edge` is the strength that noise alone would reach."""
-    _, strengths, basis = torch.linalg.svd(rest, full_matrices=False)
-    strengths, basis = strengths[:masked], basis[:masked]
-    kept = strengths > max(LEAK**0.5 * edge, float(NOTHING * rest.norm()))
-    strengths, basis = strengths[kept], basis[kept]
-    weights = 1 - LEAK * (edge / strengths).square()
-    return Leak(basis, weights, strengths, total @ basis.mT)
 
 
 def _variance(expected: float, rows: Tensor, total: Tensor, error: RowError) -> float:
@@ -324,50 +320,40 @@ def _solved(
     guess: Tensor | None,
 ) -> Tensor:
     """The patches (N, p) that minimise the quadratic for fixed rows and leaks."""
-    alone = _PatchesAlone.of(uploads, covariance)
+    precision, inverse = _patches_alone(uploads, covariance)
     pull = torch.stack([upload.pull() for upload in uploads]).sum(0)
     prior_mean = mean if field is None else field.mean.repeat_interleave(field.patch_size**2)
     centre = prior_mean.to(pull).expand_as(pull)
 
     def apply(patches: Tensor) -> Tensor:
         """The quadratic's matrix times patches (N, p)."""
-        prior = patches @ alone.precision if field is None else field.force(patches)
+        prior = patches @ precision if field is None else field.force(patches)
         return torch.stack([upload.force(patches) for upload in uploads]).sum(0) + prior
 
     force_at_centre = torch.stack([upload.force(centre) for upload in uploads]).sum(0)
     start = None if guess is None else guess - centre
-    return centre + _conjugate_gradients(apply, pull - force_at_centre, alone.inverse, start)
+    return centre + _conjugate_gradients(apply, pull - force_at_centre, inverse, start)
 
 
-@dataclass(frozen=True)
-class _PatchesAlone:
-    """S (x) M + I (x) Sigma_p^-1 and its inverse: U and V make both terms diagonal."""
+def _patches_alone(
+    uploads: Sequence[NoisyUpload], covariance: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Sigma_p^-1, and the inverse of S (x) M + I (x) Sigma_p^-1 as it applies to (N, p)."""
+    identity = torch.eye(len(covariance)).to(uploads[0].rows)
+    covariance = covariance.to(identity)
+    mean_outside = torch.stack([upload.leak.without(identity) for upload in uploads]).mean(0)
+    weights = [u.weight + torch.diag(u.inside * u.hidden.to(identity)) for u in uploads]
+    s, u = torch.linalg.eigh(torch.stack(weights).sum(0))  # S = U diag(s) U^T
+    covariance = covariance + JITTER * float(covariance.diagonal().mean()) * identity
+    root = torch.linalg.cholesky(covariance)
+    m, w = torch.linalg.eigh(root.mT @ mean_outside @ root)
+    v = root @ w  # V^T Sigma_p^-1 V = I, V^T M V = diag(m)
+    scale = s.clamp_min(0).unsqueeze(1) * m.clamp_min(0) + 1
 
-    u: Tensor  # (N, N): S = U diag(s) U^T
-    v: Tensor  # (p, p): V^T Sigma_p^-1 V = I, V^T M V = diag(m)
-    scale: Tensor  # (N, p): s_i m_c + 1
-    precision: Tensor  # Sigma_p^-1
+    def inverse(force: Tensor) -> Tensor:
+        return u @ ((u.mT @ force @ v) / scale) @ v.mT
 
-    @classmethod
-    def of(cls, uploads: Sequence[NoisyUpload], covariance: Tensor) -> _PatchesAlone:
-        """Both terms made diagonal, for these uploads and the covariance of a patch."""
-        like = uploads[0].rows
-        covariance = covariance.to(like)
-        width = len(covariance)
-        identity = torch.eye(width).to(like)
-        mean_outside = torch.stack([upload.leak.without(identity) for upload in uploads]).mean(0)
-        weights = [u.weight + torch.diag(u.inside * u.hidden.to(like)) for u in uploads]
-        s, u = torch.linalg.eigh(torch.stack(weights).sum(0))
-        ridge = JITTER * float(covariance.diagonal().mean())
-        covariance = covariance + ridge * torch.eye(width).to(like)
-        root = torch.linalg.cholesky(covariance)
-        m, w = torch.linalg.eigh(root.mT @ mean_outside @ root)
-        scale = s.clamp_min(0).unsqueeze(1) * m.clamp_min(0) + 1
-        return cls(u, root @ w, scale, torch.linalg.inv(covariance))
-
-    def inverse(self, force: Tensor) -> Tensor:
-        """The inverse applied to (N, p)."""
-        return self.u @ ((self.u.mT @ force @ self.v) / self.scale) @ self.v.mT
+    return torch.linalg.inv(covariance), inverse
 
 
 def _conjugate_gradients(

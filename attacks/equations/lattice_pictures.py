@@ -328,18 +328,17 @@ class BatchPicture:
 
 @dataclass(frozen=True)
 class LatticePictures:
-    """The search: LatticePictures(view, "fitted", blocks=2).found([upload])."""
+    """The search: LatticePictures(view, "fitted").found([upload])."""
 
     view: AttackerView
     prior: str
-    blocks: int
 
     def found(self, uploads: Sequence[StepUpload]) -> list[BatchPicture]:
         """The pictures of one step, as many as its batch has, those that were verified first.
         Verified ones are taken out of the uploads, and the smaller batch that is left is looked at
         again. What tests patches and pictures is the whole upload: taking out adds errors."""
         found, whole = list[BatchPicture](), uploads[0]
-        spans = LayerSpans.of(whole.model, whole.grads, whole.update.batch, self.blocks)
+        spans = LayerSpans.of(whole.model, whole.grads, whole.update.batch)
         while batch := uploads[0].update.batch:
             left = self._looked_at(uploads, whole, spans)
             sure = [picture for picture in left if math.isfinite(picture.outside)]

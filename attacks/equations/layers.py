@@ -54,12 +54,15 @@ GAP = 30.0
 the batch's tokens do not show, as in a last block, whose class token alone has a gradient."""
 
 
-def layers_of(model: MJPVisionTransformer, blocks: int) -> list[str]:
+BLOCKS = 2  # of the first blocks, whose layers verify a picture
+
+
+def layers_of(model: MJPVisionTransformer) -> list[str]:
     """Names of the linear layers of the first blocks, such as blocks.0.mlp.fc1."""
     stack = getattr(model, "blocks", nn.Sequential())  # a Swin's stages have none of this name
     return [
         f"blocks.{number}.{name}"
-        for number, block in enumerate(list(stack.children())[:blocks])
+        for number, block in enumerate(list(stack.children())[:BLOCKS])
         for name, layer in block.named_modules()
         if isinstance(layer, nn.Linear)
     ]
@@ -100,20 +103,17 @@ class LayerSpans:
     doubts: Mapping[str, Tensor]
     """By layer, (T,): what noise moves of each direction of the basis out of the true span, squared
     and expected: its variance on an entry, (width - T) times, over the singular value squared."""
-    blocks: int
     batch: int
 
     @classmethod
-    def of(
-        cls, model: MJPVisionTransformer, grads: Grads, batch: int, blocks: int
-    ) -> LayerSpans | None:
+    def of(cls, model: MJPVisionTransformer, grads: Grads, batch: int) -> LayerSpans | None:
         """The spans in one step's gradients (*shape) of `batch` pictures; None where no layer of
         the first blocks shows all tokens."""
         tokens, bases, doubts = batch * model.tokens, {}, {}
-        layers = layers_of(model, blocks)
+        layers = layers_of(model)
         black = model.like.new_zeros(1, model.channels, *model.grid.pixels(model.patch_size))
         with torch.no_grad(), inputs_of(model, layers) as seen:
-            through_blocks(model, black, blocks)
+            through_blocks(model, black)
         for name in layers:
             if name not in seen or f"{name}.weight" not in grads:
                 continue  # some networks use a layer's weight alone, and do not call it
@@ -124,7 +124,7 @@ class LayerSpans:
                 free = sent.shape[1] - tokens
                 variance = s[tokens:].square().sum() / (max(sent.shape[0] - tokens, 1) * free)
                 doubts[name] = variance * free / s[:tokens].square()
-        return cls(model, bases, doubts, blocks, batch) if bases else None
+        return cls(model, bases, doubts, batch) if bases else None
 
     def off(self, pictures: Tensor) -> Tensor:
         """What share of the layers' inputs lies outside their spans, squared, the mean over layers;
@@ -136,7 +136,7 @@ class LayerSpans:
         """By layer, what of each token's input (m, T) lies outside, and that input, squared."""
         found = list[tuple[Tensor, Tensor]]()
         with inputs_of(self.model, self.bases) as seen:
-            through_blocks(self.model, pictures, self.blocks)
+            through_blocks(self.model, pictures)
             for name, basis in self.bases.items():
                 inputs = seen[name]
                 basis = basis.to(inputs)
@@ -172,19 +172,20 @@ class LayerSpans:
         least = shares.sum(1).min(0)
         trial = to_images(trials[least.indices][None], self.model.grid, size)
         shows = min(float(least.values), smallest_cut(_tied(shares, self.model.prefix)))
-        return shows > DOUBTED * own and not self._fits(trial, shows, enough)
+        return shows > DOUBTED * own and not self.fits(trial, shows, enough)
 
     def passes(self, picture: Tensor, share: float, enough: float) -> bool:
-        """Whether a normalised picture (1, C, H, W) of which this share lies outside counts as
-        found: as `enough` says, or as noise would have it of this picture; and no mixture would."""
-        return self._fits(picture, share, enough) and self.sees_mixtures(picture, enough)
+        """Whether a picture fits that counts as found, because no mixture would."""
+        return self.fits(picture, share, enough) and self.sees_mixtures(picture, enough)
 
-    def _fits(self, picture: Tensor, share: float, enough: float) -> bool:
+    def fits(self, picture: Tensor, share: float, enough: float) -> bool:
+        """Whether a normalised picture (1, C, H, W) of which this share lies outside lies in the
+        spans: as `enough` says, or as noise would have it of this picture."""
         if share <= enough or share > MOST:
             return share <= enough
         expected = []
         with torch.no_grad(), inputs_of(self.model, self.bases) as seen:
-            through_blocks(self.model, picture, self.blocks)
+            through_blocks(self.model, picture)
             for name, basis in self.bases.items():
                 inputs = seen[name][0].double()
                 outside = (inputs @ basis.mT).square() @ self.doubts[name]  # of each, expected
@@ -225,9 +226,9 @@ def smallest_cut(weights: Tensor) -> float:
     return least
 
 
-def through_blocks(model: MJPVisionTransformer, pictures: Tensor, blocks: int) -> Tensor:
-    """The tokens (B, T, D) of normalised pictures after so many blocks."""
-    following = list(model.blocks.children())[blocks:]
+def through_blocks(model: MJPVisionTransformer, pictures: Tensor) -> Tensor:
+    """The tokens (B, T, D) of normalised pictures after the first blocks."""
+    following = list(model.blocks.children())[BLOCKS:]
     if following:
         return input_of(model, following[0], pictures)
     return model.forward_features(pictures)
@@ -289,21 +290,22 @@ class LayerSearch:
     ) -> tuple[Tensor, float] | None:
         """Patches (N, p) of one picture and its share, at most `enough`; None where so many
         searches find none, or a mixture would look like one."""
-        if not self.spans.sees_mixtures(self._seen(self.guess.mean.unsqueeze(0)), enough):
-            return None
         if not len(self.units):
             mean = self.guess.mean
             share = self._share(mean)
-            return (mean, share) if self._passes(mean, share, enough) else None
+            passes = self.spans.passes(self._seen(mean.unsqueeze(0)), share, enough)
+            return (mean, share) if passes else None
         group, pool = list[Tensor](), list[Tensor]()
         for start in self._starts(batch, searches, group, generator):
             patches, share = self._descended(start, STAGES)
             group.append(patches)
             pool.append(patches)
-            if not self._passes(patches, share, enough) and len(pool) > 1:
+            if not self._fits(patches, share, enough) and len(pool) > 1:
                 patches, share = self._recombined(patches, torch.stack(pool[-MATES:]))
                 patches, share = self._descended(patches, STAGES[-1:])
-            if self._passes(patches, share, enough):
+            if self._fits(patches, share, enough):
+                if not self.spans.sees_mixtures(self._seen(patches.unsqueeze(0)), enough):
+                    return None  # so that no other search tells a picture, either
                 spans = replace(self.spans, model=copied(self.spans.model).double())
                 precisely = LayerSearch(spans, self.guess, self.energy)
                 return precisely._descended(patches, STAGES[-1:])
@@ -352,8 +354,8 @@ class LayerSearch:
         with torch.no_grad():
             return self.spans.off(self._seen(pictures))
 
-    def _passes(self, patches: Tensor, share: float, enough: float) -> bool:
-        return self.spans.passes(self._seen(patches.unsqueeze(0)), share, enough)
+    def _fits(self, patches: Tensor, share: float, enough: float) -> bool:
+        return self.spans.fits(self._seen(patches.unsqueeze(0)), share, enough)
 
     def _share(self, patches: Tensor) -> float:
         """What lies outside for one picture (N, p)."""

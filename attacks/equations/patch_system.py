@@ -96,9 +96,9 @@ def located(view: AttackerView, update: ClientUpdate) -> Tensor:
     can_mask = view.model.unk_embed is not None
     if update.position_noise and can_mask:
         table = update.grads[TABLE].double().flatten(1, -2)
-        return drowned_rows(table, update.position_noise, view.model.rows_of_patches)
+        return _table_noise(table, update.position_noise, view.model.rows_of_patches)[1]
     rows = patch_rows(view.model, gradient(view, update, TABLE))
-    hidden = zero_rows(rows, rounding_error(view, update))
+    hidden = zero_rows(rows, rounding_error(view, update) if can_mask else 0.0)
     if TABLE in update.noise and can_mask:
         longest = 1 + NOISE_TAIL / math.sqrt(2 * rows.shape[-1])
         noise = error_of(update, TABLE).unsqueeze(-1)
@@ -140,14 +140,9 @@ def zero_rows(rows: Tensor, error: float = 0.0) -> Tensor:
     return rows.abs().amax(-1) <= error
 
 
-def drowned_rows(table: Tensor, noise: float, of_patches: slice = slice(1, None)) -> Tensor:
-    """Which of the patches' rows of a noisy table (n, rows, D) are no longer than noise alone;
-    (n, N) bool."""
-    return _table_noise(table, noise, of_patches)[1]
-
-
 def _table_noise(table: Tensor, noise: float, of_patches: slice) -> tuple[Tensor, Tensor]:
-    """The standard deviation (n,) of the recipe's noise on a table, and `drowned_rows`.
+    """The standard deviation (n,) of the recipe's noise on a table (n, rows, D), and which of the
+    patches' rows are no longer than noise alone, (n, N) bool.
 
     It is `noise` times the rms of the table's nonzero entries before the noise, the other rows'
     included. How many entries are nonzero depends on the masked rows, so both are found in turn.

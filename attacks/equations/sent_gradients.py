@@ -32,6 +32,7 @@ from torch import Tensor
 from attacks.equations import TABLE
 from mjp_privacy.client.gradients import HALF, TABLES
 from mjp_privacy.client.upload import EPSILON, rounded, shares_of_steps, spacing
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientUpdate, Refusal
 
 State = Mapping[str, Tensor]
@@ -64,6 +65,11 @@ def pseudo_gradient(update: ClientUpdate, sent: Tensor, state: State, name: str)
 
     `state` holds the weights before the client's steps, by name.
     """
+    if math.isinf(1 / effective_rate(update)):
+        raise UserError(
+            f"lr={update.lr:g}: expected the learning rate of the client that sent the difference "
+            "of its weights; divided by this one, no difference is a number."
+        )
     if update.optimizer == "sgd":
         kept = decayed_by(update)[0] if update.weight_decay else 1.0
         return ((kept - 1) * state[name].double() - sent) / effective_rate(update)

@@ -97,8 +97,12 @@ def upload_span(
         complement[hidden] = anchor
         turned = turned - sums * anchor  # as if every hidden patch were its difference from it
     if len(visible):
-        inside = turned[: len(visible)]
-        solved = _solved(visible, r[: len(visible)], inside - (inside @ basis.mT) @ basis)
+        inside, r = turned[: len(visible)], r[: len(visible)]
+        inside = inside - (inside @ basis.mT) @ basis
+        if bool((r.diagonal() == 0).any()):  # dependent rows, as where quantisation leaves a zero
+            solved = minimum_norm_solve(r.mT.unsqueeze(0), inside.unsqueeze(0))[0][0]
+        else:
+            solved = torch.linalg.solve_triangular(r, inside, upper=True)
         complement[~hidden] = solved - (solved @ basis.mT) @ basis
     doubt = _doubt(turned[len(visible) :] @ basis.mT, basis, error) if error else None
     return Knowledge(complement, basis, hidden, doubt)
@@ -110,14 +114,6 @@ def _doubt(mixed: Tensor, basis: Tensor, error: float) -> Tensor:
     strengths, vectors = torch.linalg.eigh(mixed.mT @ mixed)
     least = error**2 * (basis.shape[1] - len(basis))
     return vectors * (least / strengths.clamp_min(least)) @ vectors.mT
-
-
-def _solved(visible: Tensor, r: Tensor, inside: Tensor) -> Tensor:
-    """The least-squares solution X (k, p) of r X = inside, where q r = visible^T (D, k); of minimum
-    norm where the rows are dependent, as when quantisation leaves one of them zero."""
-    if bool((r.diagonal() == 0).any()):
-        return minimum_norm_solve(r.mT.unsqueeze(0), inside.unsqueeze(0))[0][0]
-    return torch.linalg.solve_triangular(r, inside, upper=True)
 
 
 def off_the_visible(system: PatchSystem, index: int, columns: Tensor) -> Tensor:
@@ -175,22 +171,17 @@ def combine(spans: Sequence[Knowledge]) -> Knowledge:
         torch.cat([span.basis for span in spans]), full_matrices=False
     )[1:]
     values = len(spans) - shared.square()
-    determined = values > OPEN + SURE * _doubt_along(spans, vectors)
+    doubt = torch.zeros_like(values)  # what errors of the spans alone would make of them
+    for span in spans:
+        if span.doubt is not None:
+            along = vectors @ span.basis.mT
+            doubt += (along @ span.doubt * along).sum(1)
+    determined = values > OPEN + SURE * doubt
     inverse = torch.where(determined, 1 / values.clamp_min(OPEN), 0.0)
     along = total @ vectors.mT
     solved = total / len(spans) + (along * (inverse - 1 / len(spans))) @ vectors
     hidden = torch.stack([span.hidden for span in spans]).all(0)
     return Knowledge(solved, vectors[~determined], hidden)
-
-
-def _doubt_along(spans: Sequence[Knowledge], vectors: Tensor) -> Tensor:
-    """(q,) what the errors of the spans alone would make of M's eigenvalue for each direction."""
-    doubt = vectors.new_zeros(len(vectors))
-    for span in spans:
-        if span.doubt is not None:
-            along = vectors @ span.basis.mT
-            doubt += (along @ span.doubt * along).sum(1)
-    return doubt
 
 
 # block 0's equations ------------------------------------------------------------------------------
@@ -313,8 +304,14 @@ def refine(span: Knowledge, equations: TokenEquations) -> Knowledge:
     right = equations.right_side(span.known, added)
     if not _trusted(matrix, right[:, ~span.hidden], equations):
         return span
-    solved, still_open = _solve(matrix, right, equations.error)
-    return _moved(span, solved, still_open)
+    u, values, vh = torch.linalg.svd(matrix, full_matrices=True)
+    rank = int((values > MARGIN * equations.error * values[0]).sum())
+    inverse = vh[:rank].mT / values[:rank]
+    solved = (inverse @ (u[:, :rank].mT @ right)).mT  # (a, s) (N, q + 1) of minimum norm
+    still_open = torch.linalg.svd(vh[rank:, :-1], full_matrices=False)  # s is dropped
+    basis = still_open.Vh[still_open.S > 1e-9] @ span.basis
+    known = span.known + solved[:, :-1] @ span.basis
+    return replace(span, basis=basis, known=known - (known @ basis.mT) @ basis)
 
 
 def from_tokens_alone(rows: Tensor, equations: TokenEquations, edge: float = 0.0) -> Knowledge:
@@ -362,20 +359,3 @@ def _unreached(matrix: Tensor, right: Tensor, error: float) -> tuple[Tensor, int
     u, values = torch.linalg.svd(matrix, full_matrices=False)[:2]
     reach = u[:, values > MARGIN * error * values[0]]
     return (right - reach @ (reach.mT @ right)).norm(dim=0), reach.shape[1]
-
-
-def _solve(matrix: Tensor, right: Tensor, error: float) -> tuple[Tensor, Tensor]:
-    """Minimum-norm (a, s) (N, q + 1), and as rows the directions that stay open or are noise."""
-    u, values, vh = torch.linalg.svd(matrix, full_matrices=True)
-    rank = int((values > MARGIN * error * values[0]).sum())
-    inverse = vh[:rank].mT / values[:rank]
-    return (inverse @ (u[:, :rank].mT @ right)).mT, vh[rank:]
-
-
-def _moved(span: Knowledge, solved: Tensor, still_open: Tensor) -> Knowledge:
-    """The span after a is solved up to `still_open`; s, the last unknown, is dropped."""
-    directions = still_open[:, :-1]
-    decomposed = torch.linalg.svd(directions, full_matrices=False)
-    basis = decomposed.Vh[decomposed.S > 1e-9] @ span.basis
-    known = span.known + solved[:, :-1] @ span.basis
-    return replace(span, basis=basis, known=known - (known @ basis.mT) @ basis)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.equations.attention import groups, refined_groups, weights_in_sums
-from attacks.equations.token_patches import BLOCKS, FITS, StepPicture, StepTokens, centred
+from attacks.equations.token_patches import FITS, StepPicture, StepTokens, centred
 from attacks.equations.token_peeling import PeeledTokens
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models import MJPVisionTransformer
@@ -27,11 +27,10 @@ def token_pictures(
     step: int,
     model: MJPVisionTransformer,
     prior: str,
-    blocks: int = BLOCKS,
 ) -> list[StepPicture]:
     """The pictures of one client step, whose tokens are found; model: the client's, in float64."""
     of_step = StepTokens if update.batch == 1 else BatchTokens
-    return of_step(view, update, step, model, prior, blocks).pictures()
+    return of_step(view, update, step, model, prior).pictures()
 
 
 class BatchTokens(StepTokens):
@@ -63,9 +62,11 @@ class BatchTokens(StepTokens):
         found = groups((weights + weights.mT) / 2, self.batch)
         pictures = list[StepPicture]()
         for members in refined_groups(self.model, *seen, found):
-            pieces = fits[members]
-            solved = self._patches(tokens.directions[pieces], added[pieces], self.own[:1])
-            pictures.append(self._placed(self._nothing(), pieces, *solved, tokens))
+            pieces, picture = fits[members], self._nothing()
+            if len(pieces):
+                solved = self._patches(tokens.directions[pieces], added[pieces], self.own[:1])
+                picture = self._placed(picture, pieces, *solved, tokens)
+            pictures.append(picture)
         return pictures
 
     def _joined(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
@@ -78,7 +79,13 @@ class BatchTokens(StepTokens):
         fits = (least < FITS).nonzero().flatten()
         if tokens.attended is None or not len(fits):
             return [self._nothing()] * self.batch
-        weights, errors = self._weights(tokens, added, fits, where, masked)
+        seen = self._seen(tokens, added, fits, where, masked)
+        # All places together have N, and where nothing is masked each has one token of a picture.
+        adds_up = added.new_full((1, len(fits)), 1 / self.count)
+        if self.masked is None:
+            adds_up = nn.functional.one_hot(where[fits]).T.to(added)
+            adds_up = adds_up[adds_up.any(1)]
+        weights, errors = weights_in_sums(self.model, *seen, adds_up)
         both, left = (weights + weights.mT) / 2, torch.ones_like(fits, dtype=torch.bool)
         here = where[fits][None] == torch.arange(self.count).to(where)[:, None]
         pictures = list[StepPicture]()
@@ -109,19 +116,6 @@ class BatchTokens(StepTokens):
             return found
         solved = self._patches(tokens.directions[pieces], added[pieces], self.masked[:1])
         return self._placed(found, pieces, *solved, tokens)
-
-    def _weights(
-        self, tokens: PeeledTokens, added: Tensor, fits: Tensor, where: Tensor, masked: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Weights (m, m) of tokens `fits` for all of them in their attention, and what is left
-        (m,)."""
-        seen = self._seen(tokens, added, fits, where, masked)
-        if self.masked is None:  # each place has one token of a picture
-            adds_up = nn.functional.one_hot(where[fits]).T.to(added)
-            adds_up = adds_up[adds_up.any(1)]
-        else:  # all places together have N
-            adds_up = added.new_full((1, len(fits)), 1 / self.count)
-        return weights_in_sums(self.model, *seen, adds_up)
 
     def _seen(
         self, tokens: PeeledTokens, added: Tensor, fits: Tensor, where: Tensor, masked: Tensor

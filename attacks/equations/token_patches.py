@@ -62,13 +62,12 @@ ASSIGNMENTS = 4  # times that the tokens of a picture are assigned to places
 REFINEMENTS, IDLE = 24, 4
 """Times that attention is computed anew of a picture that was found, and times in a row that it may
 fit no better before this ends."""
-BLOCKS = 2  # of the first blocks, whose layers verify a picture
 
 
 def needs_tokens(model: MJPVisionTransformer) -> tuple[str, ...]:
     """Gradients of block 0 behind its attention; those of the patch embedding, of biases and, to
     verify, of the first blocks' linear layers help where they are sent."""
-    weights = [f"{name}.weight" for name in (*layers_read(model), *layers_of(model, BLOCKS))]
+    weights = [f"{name}.weight" for name in (*layers_read(model), *layers_of(model))]
     return (
         PATCH,
         *dict.fromkeys(weights),
@@ -161,9 +160,7 @@ class StepTokens:
         step: int,
         model: MJPVisionTransformer,
         prior: str,
-        blocks: int = BLOCKS,
     ) -> None:
-        self.blocks = blocks
         self.view, self.model, self.count = view, model, model.grid.patches
         self.batch, self.precision = update.batch, update.dtype
         read = [name for name in needs_tokens(model) if name in update.grads]
@@ -248,7 +245,7 @@ class StepTokens:
             return found
         if not self.is_exact or self.embedding.before is not None:
             return found  # other pictures have the same tokens
-        spans = LayerSpans.of(self.model, self.grads, self.batch, self.blocks)
+        spans = LayerSpans.of(self.model, self.grads, self.batch)
         if spans is None or spans.bases.keys() <= {QKV.removesuffix(".weight")}:
             return found  # block 0's first layer sees each patch alone
         enough = min(FOUND * torch.finfo(self.precision).eps ** 2, MOST)

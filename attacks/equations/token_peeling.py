@@ -165,17 +165,21 @@ def tokens_of(
             upstream = least_squares(inputs, second.total.mT)
             upstream = _unscaled(branch.scaled, upstream)
         back = branch.back(found, upstream) @ branch.first.weight
+        out: Any = model.get_submodule(PROJ)
+        scaled = layer_scales(model.blocks[0])[0]
         if branch.beside:
-            received = layer_scales(model.blocks[0])[0](upstream)
-            out: Any = model.get_submodule(PROJ)
+            received = scaled(upstream)
             attended = least_squares(received, sums.total)[:, : out.in_features]
-        elif branch.last is None:
+        elif branch.last is None:  # g and h, scaled, less what the gradient's columns span
             back = _through_norm(back * weight, directions, centres)
-            attended, lengths, received = _attended(model, sums, upstream, back)
+            off, moved = (
+                one - (one @ sums.left) @ sums.left.mT for one in map(scaled, (upstream, back))
+            )
+            s = -(off * moved).sum(1) / moved.square().sum(1)
+            received, lengths = scaled(upstream + s[:, None] * back), 1 / s
+            attended = least_squares(received, sums.total)[:, : out.in_features]
         else:
             back = _through_norm((upstream + back) * weight, directions, centres)
-            out = model.get_submodule(PROJ)
-            scaled = layer_scales(model.blocks[0])[0]
             received = scaled(back)
             taken_out = least_squares(received, sums.total)[:, : out.in_features]
             added = scaled(taken_out @ out.weight.mT)
@@ -201,28 +205,6 @@ def _augmented(inputs: Tensor, sent: SentGradient) -> Tensor:
 
 def _unscaled(scaled: Callable[[Tensor], Tensor], gradients: Tensor) -> Tensor:
     return gradients / scaled(torch.ones_like(gradients))
-
-
-def _attended(
-    model: MJPVisionTransformer,
-    sums: SentGradient,
-    upstream: Tensor,
-    back: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention's sums o (T, D) of all tokens, their lengths (T,), 1 / s, and the gradients (T, D)
-    that the layer behind attention receives, from g and h, both (T, D)."""
-    attention = layer_scales(model.blocks[0])[0]
-
-    def outside(vectors: Tensor) -> Tensor:
-        scaled = attention(vectors)
-        return scaled - (scaled @ sums.left) @ sums.left.mT
-
-    off, moved = outside(upstream), outside(back)
-    s = -(off * moved).sum(1) / moved.square().sum(1)
-    received = attention(upstream + s[:, None] * back)
-    out: Any = model.get_submodule(PROJ)
-    attended = least_squares(received, sums.total)[:, : out.in_features]
-    return attended, 1 / s, received
 
 
 class Peeling:

@@ -142,8 +142,9 @@ class Parts:
 
     def rank(self, thin: Singles) -> Singles:
         """About the cost (...,) of trials with the thin parts (..., s), which are overwritten."""
+        first, second = (int((self._columns < end).sum()) for end in self._ends)
         weights = (EVERY_WAVE, EVERY_GRADIENT * self._weight, EVERY_PIXEL * OUTSIDE)
-        return self._sum(thin, *self._thin_ends, *weights)
+        return self._sum(thin, first, second, *weights)
 
     def _sum(
         self,
@@ -182,11 +183,6 @@ class Parts:
             np.arange(second, second + self.length, EVERY_PIXEL),
         )
         return np.concatenate(ranges)
-
-    @cached_property
-    def _thin_ends(self) -> tuple[int, int]:
-        first, second = self._ends
-        return int((self._columns < first).sum()), int((self._columns < second).sum())
 
 
 def _logs(values: NDArray[Any]) -> NDArray[Any]:

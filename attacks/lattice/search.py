@@ -59,29 +59,16 @@ class Members:
     thin: Singles  # (m, s)
     cost: Reals  # (m,)
 
-    @staticmethod
-    def of(parts: Parts, vectors: Reals) -> Members:
-        """Members with these vectors (m, p)."""
-        full = parts.of(vectors)
-        return Members(parts, vectors.copy(), full, parts.thin(full), parts.cost(full))
-
-    def replace(self, row: int, terms: Places, signs: Reals, cost: float) -> None:
-        """Replace a member by the combination of members `terms` with these signs."""
-        self.vectors[row] = signs @ self.vectors[terms]
-        self.full[row] = self.parts.of(self.vectors[row][None])[0]  # afresh: no rounding piles up
-        self.thin[row] = self.parts.thin(self.full[row][None])[0]
-        self.cost[row] = cost
-
 
 SWAP, MIRROR = np.array([1.0, 1.0, -1.0]), np.array([-1.0, 1.0, 1.0])
 
 
 def exchanged(parts: Parts, vectors: Reals) -> Reals:
     """Vectors (m, p), each v replaced by v + v' - v'' or v' + v'' - v while that costs less."""
-    members = Members.of(parts, vectors)
-    count = len(vectors)
+    count, full = len(vectors), parts.of(vectors)
     if count < 3:
         return vectors.copy()
+    members = Members(parts, vectors.copy(), full, parts.thin(full), parts.cost(full))
     changed = np.zeros(count, dtype=np.int64)  # the step in which each member changed last
     seen = np.full(count, -1)  # the step in which all moves of a member had been tried
     step = 0
@@ -97,8 +84,10 @@ def exchanged(parts: Parts, vectors: Reals) -> Reals:
             seen[row] = step
             if cost < members.cost[row] - GAIN:
                 step += 1
-                members.replace(int(row), terms, signs, cost)
-                changed[row] = step
+                members.vectors[row] = signs @ members.vectors[terms]
+                members.full[row] = parts.of(members.vectors[row][None])[0]  # no rounding piles up
+                members.thin[row] = parts.thin(members.full[row][None])[0]
+                members.cost[row], changed[row] = cost, step
         if step == before:
             break
     return members.vectors
@@ -295,17 +284,6 @@ def short_vectors(
     return basis, times @ basis
 
 
-def evened(parts: Parts, patches: Reals) -> Reals:
-    """Another basis (m, p) of the lattice of patches, with phi = 1 too: one of them made small,
-    and its sums with a short basis of their differences."""
-    if len(patches) < 2:
-        return patches
-    differences = patches[1:] - patches[:1]
-    short, nearest = short_vectors(parts, differences, patches[0])
-    first = patches[:1] - nearest
-    return np.vstack((first, first + short))
-
-
 def deepened(frame: Frame, patches: Reals) -> Reals:
     """A basis of patches (m, p), each moved by short combinations of the others while that costs
     less: they lead out of states that no exchange of single patches improves."""
@@ -352,8 +330,12 @@ def patch_basis(frame: Frame, vectors: Reals) -> Reals | None:
     units = _unit_basis(frame, vectors)
     if units is None:
         return None
-    ends = []
-    for start in (units, evened(frame.parts(), units)):
+    starts, ends = [units], []
+    if len(units) > 1:  # one of them made small, and its sums with a short basis of differences
+        short, nearest = short_vectors(frame.parts(), units[1:] - units[:1], units[0])
+        first = units[:1] - nearest
+        starts.append(np.vstack((first, first + short)))
+    for start in starts:
         ends.append(exchanged(frame.parts(), exchanged(frame.parts(waves=False), start)))
     best = min(ends, key=lambda patches: float(frame.cost(patches).sum()))
     return deepened(frame, best)

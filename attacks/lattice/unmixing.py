@@ -95,11 +95,8 @@ class SpanLattice:
         old = np.hstack((self.members, near))
         new = np.eye(len(pixels), old.shape[1], old.shape[1] - len(pixels))
         included = np.concatenate((self.pixels, pixels))
-        larger = SpanLattice(
-            self.full, self.pivots, included, np.vstack((old, new)), self.metric, self.noise
-        )
-        members = np.rint(lll(larger.rows()) @ larger.members)
-        return SpanLattice(self.full, self.pivots, included, members, self.metric, self.noise)
+        larger = replace(self, pixels=included, members=np.vstack((old, new)))
+        return replace(larger, members=np.rint(lll(larger.rows()) @ larger.members))
 
     def nearest(self, points: Reals, centre: Reals) -> Reals:
         """Integer vectors of points (m, p) + space near `centre`, by Babai's nearest plane."""
@@ -115,15 +112,6 @@ class SpanLattice:
             remainder -= times * triangle[:, row]
             combination += times * self.members[row]
         return at_zero + combination[:, : len(self.pivots)] @ self.full
-
-
-def span_lattice(space: Reals, metric: Reals, noise: float) -> SpanLattice:
-    """The lattice of a space (r, p), given by any basis, before further pixels are included."""
-    basis = np.linalg.qr(space.T)[0].T
-    pivots = scipy.linalg.qr(basis, pivoting=True, mode="r")[1][: len(basis)]
-    full = np.linalg.solve(basis[:, pivots], basis)
-    no_pixels = np.zeros(0, dtype=np.int64)
-    return SpanLattice(full, pivots, no_pixels, np.eye(len(basis)), metric, noise)
 
 
 def order_of_pixels(lattice: SpanLattice) -> NDArray[np.int64]:
@@ -316,8 +304,11 @@ def _lattices(frame: Frame, coarse: float, share: float) -> Iterator[tuple[Reals
     metric[-1, -1] = 1.0
     only_differences = metric.copy()
     only_differences[-1, -1] = ALONE**2
+    basis = np.linalg.qr(frame.space.T)[0].T
+    pivots = scipy.linalg.qr(basis, pivoting=True, mode="r")[1][:size]
+    full, nothing = np.linalg.solve(basis[:, pivots], basis), np.zeros(0, dtype=np.int64)
     for noise in NOISES:
-        lattice = span_lattice(frame.space, metric, noise)
+        lattice = SpanLattice(full, pivots, nothing, np.eye(size), metric, noise)
         order = order_of_pixels(lattice)
         waiting = np.concatenate((order[order == length], order[order != length]))  # phi first
         step = max(FIRST, size)

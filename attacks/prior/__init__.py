@@ -22,16 +22,6 @@ from mjp_privacy.core.files import output_file
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.images import keep_apart
 
-"""Gaussian priors: what pictures look like before an upload is seen, and how to fit such a prior.
-
-    mjp fit-prior --images DIR --patch 16 --out mine.safetensors
-
-A prior describes pixels in [0, 1] and is converted to each model's own mean and std. Attacks take
-`prior: fitted` (shipped, from 400 public photographs; for patch sizes other than 16 and 7 the
-covariance of a patch is derived from the fitted spectrum), `prior: stationary` (three round
-numbers, no data) or the path of a fitted file.
-"""
-
 MADE = ("fitted", "stationary")
 """Priors that need no file of the user's."""
 
@@ -79,6 +69,7 @@ def fit(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(FitArguments, argv)
     from attacks.prior.files import MOST_PATCH, save_prior
     from attacks.prior.gaussian import fit_prior
+    from mjp_privacy.data import load_images
 
     patch, out = arguments.patch, arguments.out
     if not FEWEST_PIXELS <= patch <= MOST_PATCH:
@@ -99,28 +90,23 @@ def fit(argv: list[str], usage: Usage) -> int:
     keep_apart(out, {"--images": arguments.images})
     output_file(out)
     failed: dict[str, str] = {}
-    pictures = _pictures(arguments.images, size, arguments.limit, failed)
+
+    def report(error: ImageError) -> None:
+        failed[error.image_id] = error.reason
+
+    def pictures() -> Iterator[Tensor]:
+        """Those that can be read, (3, size, size)."""
+        loaded = load_images(arguments.images, size=size, limit=arguments.limit, on_error=report)
+        for count, image in enumerate(loaded, 1):
+            if count % 100 == 0:
+                print(f"{count} pictures", file=sys.stderr)
+            yield image.image
+
     try:
-        prior = fit_prior(pictures, patch=patch, size=size)
+        prior = fit_prior(pictures(), patch=patch, size=size)
     except UserError:
         report_failed(failed, "left out")
         raise
     save_prior(prior, out)
     print(f"Wrote {shown(out)} ({out.stat().st_size / 1000:.0f} kB): {prior.description}.")
     return report_failed(failed, "left out")
-
-
-def _pictures(
-    images: Path, size: int, limit: int | None, failed: dict[str, str]
-) -> Iterator[Tensor]:
-    """Pictures (3, size, size); `failed` gains the reasons of those that cannot be read."""
-    from mjp_privacy.data import load_images
-
-    def report(error: ImageError) -> None:
-        failed[error.image_id] = error.reason
-
-    loaded = load_images(images, size=size, limit=limit, on_error=report)
-    for count, image in enumerate(loaded, 1):
-        if count % 100 == 0:
-            print(f"{count} pictures", file=sys.stderr)
-        yield image.image

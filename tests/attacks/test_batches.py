@@ -108,6 +108,17 @@ def test_every_picture_of_a_batch_comes_back_from_its_layers() -> None:
     assert float(found.diagnostics["outside"].max()) < 1e-15
 
 
+def test_whole_pictures_are_looked_for_where_no_token_is_read() -> None:
+    """CaiT mixes its attention's heads."""
+    torch.manual_seed(2)
+    shape = {"img_size": SIDE, "patch_size": 4, "embed_dim": 96, "depth": 3, "num_heads": 3}
+    network: Any = timm.models.Cait(**shape, num_classes=10, init_values=1.0)
+    model, images = load_module(network.double(), mean=0.5, std=0.5), planted_images(2, SIDE)
+    found = solved(seen(images, 2, victim=model, attack="layer_span"), "layer_span")
+    assert best(found.images, images).min() > 80
+    assert found.diagnostics["certain"].tolist() == [1.0, 1.0]
+
+
 def test_where_nothing_is_found_the_guesses_of_batch_span_stand() -> None:
     view = seen(planted_images(2, SIDE), 2)
     sent = dict(view.updates[0].grads)
@@ -145,7 +156,7 @@ def test_no_mixture_passes_where_tokens_do_not_see_each_other(scale: float) -> N
     model, images = load_module(network, mean=0.5, std=0.5), planted_images(2, 32).float()
     view = seen(images, 2, victim=model, attack="layer_span")
     grads = {name: sent[0] for name, sent in view.updates[0].grads.items()}
-    spans = LayerSpans.of(model, grads, 2, 2)
+    spans = LayerSpans.of(model, grads, 2)
     assert spans is not None
     one, other = model.normalize(images)
     enough, mixed = FOUND * torch.finfo(torch.float32).eps ** 2, one.clone()

@@ -135,7 +135,8 @@ def test_the_true_image_is_where_the_distance_ends() -> None:
     """Mask, labels, normalisation and pairing are right: there the gradients agree."""
     view, inputs = view_of("b", images=2, gamma=0.27)
     still = {"optim": {"max_iterations": 1, "step_size": 1e-12}, "init": "zeros"}
-    config = optimization_configuration(torch.float64, still, 0.0)
+    still["regularization"] = {"total_variation": {"scale": 0.0}}
+    config = optimization_configuration(torch.float64, still)
     for at in range(2):
         one = slice(at, at + 1)
         grads = {key: grad[at] for key, grad in view.updates[0].grads.items()}

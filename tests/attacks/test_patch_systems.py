@@ -141,6 +141,17 @@ def test_weights_that_moved_are_those_the_decay_is_taken_from() -> None:
     assert not torch.equal(hidden(view), inputs.mask)
 
 
+def test_a_small_rate_rounds_no_row_of_a_model_that_cannot_mask_to_a_masked_one() -> None:
+    """Rows are less than what rounding could do to the table's largest weight."""
+    model = planted_model().float()
+    with torch.no_grad():
+        model.pos_embed[:, 0] = 5.0  # the class token's row
+    client = ClientConfig(upload="weight_difference", lr=1e-4, weight_decay=0.05)
+    images = planted_images(2).float()
+    view, _ = planted_view(model, PatchGradient(), "a", images=images, client=client)
+    assert not hidden(view).any()
+
+
 def test_what_adamw_rounded_away_is_bounded() -> None:
     """g / (|g| + eps) of a large gradient is 1: the answer is as large as can be resolved. That
     differences of weights are read as torch's optimizers make them is asked in tests/client."""

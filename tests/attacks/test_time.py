@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attacks import find_attack
 from attacks.budget import OverBudget, image, limited, spent
+from attacks.equations import filling
+from attacks.equations.span import Knowledge
 from attacks.jigsaw import solve
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.models.jigsaw import Grid
@@ -80,6 +83,27 @@ def test_each_image_has_its_own_time_over_all_pieces_of_work() -> None:
             time.sleep(0.1)
             assert not spent()
     assert budget.cut == {1}
+
+
+def test_a_shared_picture_is_filled_in_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled, now = list[float](), [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: now[0])
+
+    def fill(knowledge: Knowledge, energy: object) -> Tensor:
+        """The fourth picture takes longer than it may."""
+        now[0] += 200.0 * (len(filled) == 3)
+        filled.append(spent())
+        return knowledge.known
+
+    monkeypatch.setattr(filling, "complete", fill)
+    attack = find_attack("shared_picture", {"prior": "stationary"})
+    client = ClientConfig(batch=2, partners="fresh")
+    images, model = planted_images(4, 8), planted_model(img_size=8, depth=1)
+    view, _ = planted_view(model, attack, "a", images=images, client=client)
+    with limited(100.0, 4) as budget:
+        attack.run(view, generator=torch.Generator())
+    assert filled == [False, False, False, True]
+    assert budget.cut == {3}
 
 
 def test_outside_of_its_images_a_call_has_the_time_of_all() -> None:

@@ -224,6 +224,18 @@ def test_tokens_in_wrong_groups_are_moved_to_where_their_sums_lie() -> None:
     assert sorted(sorted(owner[group].tolist()) for group in found) == [[0] * 5, [1] * 5]
 
 
+@pytest.mark.parametrize("blank", [2, 3])
+def test_blank_pictures_leave_fewer_tokens_than_pictures_have_patches(blank: int) -> None:
+    """In a network without positions all patches of a blank picture are one token."""
+    more = {"use_abs_pos_emb": False, "use_rot_pos_emb": True, "class_token": False}
+    model = drawn(timm.models.Eva, 0.1, img_size=16, global_pool="avg", **more)
+    images = planted_images(4, size=16)
+    images[-blank:] = 0.75
+    found = run(seen(model, images, batch=4))
+    assert found.images.shape == images.shape
+    assert found.diagnostics["certain"].tolist() == [0.0] * 4
+
+
 FROZEN = ("pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias")
 
 
