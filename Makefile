@@ -42,13 +42,15 @@ test-cluster: $(ENGINES)
 test-package: $(INSTALLED)
 	$(BIN)/python -m pytest -rs -m engine tests/test_package.py
 
-# Everything, some hours: all tests (hypothesis draws six times as many bad inputs), runs that are killed
-# and damaged, and faults planted in the code, of which a test has to notice each.
+# Everything, some hours: all tests (hypothesis draws six times as many bad inputs), the newest versions of
+# all packages, runs that are killed and damaged, and faults planted in the code, of which a test has to
+# notice each.
 # Seconds; all 9,600 faults take longer, and the next night goes on.
 MUTATING ?= 7200
 nightly: lint types $(ENGINES)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "" --hypothesis-profile=nightly --ignore=$(ROOMY)
 	$(BIN)/python -m pytest -rs -m "" $(ROOMY)
+	$(BIN)/python tools/test-environments python3 --out build/environments
 	$(BIN)/python tools/crash-test --kills 100 --flips 50 --lost 10 --full 5 --read-only 4
 	-timeout $(MUTATING) $(BIN)/mutmut run "mjp_privacy.metrics.*"
 	-timeout $(MUTATING) $(BIN)/mutmut run "attacks.equations.*"
