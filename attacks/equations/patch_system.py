@@ -41,6 +41,7 @@ from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
 
 ROUNDING = 16.0  # units in the last place of a weight by which a weight difference may be off
+DECAYED = 2.0  # the same of a row that only decayed, in root mean square: rounding leaves .3
 NOISE_TAIL = 5.0  # standard deviations by which the norm of pure noise may exceed its mean
 AT_ONCE = 10  # steps of L-BFGS between looks at the time
 NOISE_STEPS = 4  # times that the masked rows and the noise's level are found from each other
@@ -98,7 +99,12 @@ def located(view: AttackerView, update: ClientUpdate) -> Tensor:
         table = update.grads[TABLE].double().flatten(1, -2)
         return _table_noise(table, update.position_noise, view.model.rows_of_patches)[1]
     rows = patch_rows(view.model, gradient(view, update, TABLE))
-    hidden = zero_rows(rows, rounding_error(view, update) if can_mask else 0.0)
+    several = can_mask and update.steps > 1  # rows of later steps alone, which are smaller, as well
+    hidden = zero_rows(rows, rounding_error(view, update) if several else 0.0)
+    if update.kind == "weight_difference" and update.weight_decay and can_mask:
+        own = patch_rows(view.model, weights(view, update)[TABLE].double().unsqueeze(0))
+        step = DECAYED * torch.finfo(update.dtype).eps * own.square().mean(-1).sqrt()
+        hidden |= rows.square().mean(-1).sqrt() <= weight_rounding(update, step)
     if TABLE in update.noise and can_mask:
         longest = 1 + NOISE_TAIL / math.sqrt(2 * rows.shape[-1])
         noise = error_of(update, TABLE).unsqueeze(-1)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientUpdate, Refusal
 
 State = Mapping[str, Tensor]
+Rounding = TypeVar("Rounding", float, Tensor)
 
 
 INVERTED = ("sgd", "adamw")
@@ -81,7 +83,7 @@ def pseudo_gradient(update: ClientUpdate, sent: Tensor, state: State, name: str)
     return EPSILON * shown / (1 - shown.abs()).clamp_min(resolved)
 
 
-def weight_rounding(update: ClientUpdate, step: float) -> float:
+def weight_rounding(update: ClientUpdate, step: Rounding) -> Rounding:
     """The error of a pseudo-gradient near zero if weights are rounded to multiples of `step`: there
     AdamW's u is g / eps."""
     assert update.lr

@@ -141,15 +141,19 @@ def test_weights_that_moved_are_those_the_decay_is_taken_from() -> None:
     assert not torch.equal(hidden(view), inputs.mask)
 
 
-def test_a_small_rate_rounds_no_row_of_a_model_that_cannot_mask_to_a_masked_one() -> None:
-    """Rows are less than what rounding could do to the table's largest weight."""
-    model = planted_model().float()
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_small_rate_rounds_no_row_to_a_masked_one(masks: bool, decay: float) -> None:
+    """Rows are a hundredth of what rounding could do to the table's largest weight."""
+    client = {"upload": "weight_difference", "lr": 1e-4, "weight_decay": decay}
+    model = planted_model(unknown_embedding=masks).float()
     with torch.no_grad():
         model.pos_embed[:, 0] = 5.0  # the class token's row
-    client = ClientConfig(upload="weight_difference", lr=1e-4, weight_decay=0.05)
     images = planted_images(2).float()
-    view, _ = planted_view(model, PatchGradient(), "a", images=images, client=client)
-    assert not hidden(view).any()
+    view, inputs = planted_view(
+        model, PatchGradient(), "b" if masks else "a", images=images, client=ClientConfig(**client)
+    )
+    assert torch.equal(hidden(view), inputs.mask if masks else torch.zeros(2, 64).bool())
 
 
 def test_what_adamw_rounded_away_is_bounded() -> None:
