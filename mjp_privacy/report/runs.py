@@ -49,8 +49,12 @@ class Loaded:
 def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
     """Lines of all runs, concatenated in the order given; `progress` counts the cells."""
     check_folders(runs)
-    names = [plain(run.resolve().name) for run in runs]
-    names = names if len(set(names)) == len(names) else [plain(str(run)) for run in runs]
+    paths = [run.resolve() for run in runs]
+    names = list[str]()
+    for depth in range(1, 1 + max((len(path.parts) for path in paths), default=0)):
+        names = [plain("/".join(path.parts[-depth:])) for path in paths]
+        if len(set(names)) == len(names):
+            break
     lines: list[Line] = []
     remarks: list[str] = []
     damaged: list[str] = []
