@@ -200,7 +200,7 @@ def localization_part(
     share = (sent * own).sum(1, keepdim=True) / whole
     if not update.clipped:  # as declared, where nothing says otherwise
         doubt = (error * own).square().sum(1, keepdim=True).sqrt() / whole
-        share = torch.where((share - 1).abs() <= doubt, 1.0, share)
+        share = torch.where((share - 1).abs() <= NOISE_TAIL * doubt, 1.0, share)
     if apart:
         trusted = 1 / (1 + (error / (LEVEL * own.abs().clamp_min(1e-300))).square())
         share = share + trusted * (sent / torch.where(own == 0, 1.0, own) - share)

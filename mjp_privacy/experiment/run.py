@@ -342,7 +342,7 @@ class Run:
             names = [str(path.relative_to(self.store.root)) for path in damaged]
             say(
                 f"{len(damaged)} file(s) are not as they were written: they go into damaged, and "
-                f"the command that plans them attacks their images again ({first_of(names, NAMED)})"
+                f"the command that plans them makes them again ({first_of(names, NAMED)})"
             )
         used = [model for model in self.plan.blocks if model != REFUSED]
         self.images = len({name for model in used for name in self.plan.images(model)})

@@ -376,8 +376,9 @@ class RunStore:
                     break
                 lost = file.path.name
         raise NoRun(
-            f"{self.root} is not a run folder: expected cells.….parquet or its copy in it, as mjp "
-            "attack writes them. Give the folder that was the --out of a run, or run it again."
+            f"{self.root} is not a run folder: expected a whole cells.….parquet or its copy in it, "
+            "as mjp attack writes them. Give the folder that was the --out of a run, or run it "
+            "again."
         )
 
     def check_format(self) -> None:

@@ -364,17 +364,27 @@ class Federation:
         self.journal.keep_until(self.round, stored.measured if stored else None)
 
     def _name_lost_uploads(self) -> None:
-        """Say which uploads of earlier rounds are missing, or are refused for their damage: their
-        series are left out of the attack, and never another one takes their place."""
+        """Say which uploads of earlier rounds are refused for their damage: their series are left
+        out of the attack, and never another one takes their place. Raise where one is not there,
+        nor its private images: what is left of its series would be taken for another one."""
         due = [n for r in range(self.round) for _, _, names in self.recorder.due(r) for n in names]
-        sound = set[str]()
+        sound, folder = set[str](), self.out / UPLOADS
         with suppress(UserError):  # there is none
-            sound = {upload.name for upload in examine(self.out / UPLOADS).sound} if due else sound
-        if lost := [name for name in due if name not in sound]:
+            sound = {upload.name for upload in examine(folder).sound} if due else sound
+        lost = [name for name in due if name not in sound]
+        absent = [
+            n for n in due if not any(folder.glob(f"{n}.*")) or not any(folder.glob(f"truth/{n}.*"))
+        ]
+        again = f"Take {CHECKPOINT} out of {shown(self.out)}, and the same command makes all again"
+        if absent:
+            raise UserError(
+                f"{len(absent)} upload(s) in {shown(folder)}, or their private images, are "
+                f"missing: {first_of(absent, NAMED)}. Expected all that were recorded. {again}."
+            )
+        if lost:
+            named = first_of(lost, NAMED)
             self.journal.say(
-                f"{len(lost)} upload(s) in {shown(self.out / UPLOADS)} are missing or refused: "
-                f"{first_of(lost, NAMED)}. Take {CHECKPOINT} out of {shown(self.out)}, and the "
-                "same command makes all again"
+                f"{len(lost)} upload(s) in {shown(folder)} are refused: {named}. {again}"
             )
 
 

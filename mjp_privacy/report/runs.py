@@ -102,6 +102,8 @@ def _damaged_lists(store: RunStore, lost: str) -> Iterator[str]:
             f"{shown(lost)} is damaged or missing: cells are those of its copy; a run lists them "
             "again"
         )
+    elif lists := [path.name for path in store.left_out if path.parent == store.root]:
+        yield f"{shown(lists[0])} is damaged: no figure depends on it; a run writes it again"
     try:
         _, lines = json_lines(store.root / LOG, RUN_LOG)
         if lines:

@@ -124,7 +124,8 @@ def table5_rows(clients: Sequence[Client]) -> list[Row]:
 def _leak_text(row: Row) -> str:
     """`20 of 20 exactly: patch_gradient`, or how many are at 20 dB where none is exact."""
     if not row.leak:
-        why = card_row(row.client).absent["one_upload"]
+        adaptive = any(line.cell.known_as != PUBLISHED for line in row.client.attacks)
+        why = card_row(row.client).absent["one_upload"] if adaptive else ABSENT["ok"]
         return NOT_RUN if why == ABSENT["ok"] else why
     attack, uploads, exact, at_20, of, median, missing, target = row.leak.values()
     text = f"{exact} of {of} exactly"

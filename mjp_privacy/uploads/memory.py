@@ -57,6 +57,7 @@ from mjp_privacy.uploads.record import (
 
 UNKNOWN_LABEL = -1
 SEVERAL = 0.2  # share of the strongest class's gradient from which another one's counts as such
+TURNED = 0.02  # how far a gradient may be from that of a turned sign, as a share of it
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 # recorded uploads ---------------------------------------------------------------------------------
@@ -352,11 +353,22 @@ def _classes_of(update: ClientUpdate, model: LoadedModel) -> int:
 
 def _is_turned(update: ClientUpdate, model: LoadedModel) -> bool:
     """Whether the gradient of the classifier's bias has one positive entry and several negative
-    ones: softmax less a label has one negative one."""
-    bias = classifier_gradient(update, model).get(HEAD_BIAS)
-    if bias is None or update.noise:
+    ones, as a label less softmax, and is that: the softmax is read off the gradients. Smoothed
+    labels give such signs too, where a network is sure of another class."""
+    sent = {n: g.double() for n, g in classifier_gradient(update, model).items()}
+    if HEAD_BIAS not in sent or update.noise:
         return False
-    return bool((((bias > 0).sum(1) == 1) & ((bias < 0).sum(1) > 1)).all())
+    bias = sent[HEAD_BIAS]
+    if not bool((((bias > 0).sum(1) == 1) & ((bias < 0).sum(1) > 1)).all()):
+        return False
+    if HEAD not in sent:
+        return True
+    feature = (bias.unsqueeze(1) @ sent[HEAD])[:, 0] / bias.square().sum(1, keepdim=True)
+    head, shift = (model.get_parameter(name).detach().to(bias) for name in (HEAD, HEAD_BIAS))
+    turned = torch.eye(len(shift)).to(bias)[bias.argmax(1)] - (feature @ head.mT + shift).softmax(1)
+    scale = (bias * turned).sum(1, keepdim=True) / turned.square().sum(1, keepdim=True)
+    off = (bias - scale * turned).norm(dim=1) / bias.norm(dim=1)
+    return bool((off < TURNED).all()) and bool((scale < 1 + TURNED).all())  # clipped: less than 1
 
 
 # the recorded format ------------------------------------------------------------------------------

@@ -462,6 +462,8 @@ DAMAGE: dict[str, Damage] = {
     "tensors": lambda u: flip(u / f"{FIRST}.safetensors", 80_003),
     "no header": lambda u: (u / f"{SECOND}.json").unlink(),
     "truth": lambda u: flip(u / "truth" / f"{FIRST}.safetensors", 70_000),
+    "no truth": lambda u: (u / "truth" / f"{FIRST}.safetensors").unlink(),
+    "not there": lambda u: [path.unlink() for path in u.rglob(f"{FIRST}.*")],
     "weights": lambda u: flip(weights(u), 500_000),
     "nothing left": shutil.rmtree,
 }
@@ -476,13 +478,17 @@ def test_damaged_uploads_are_named_and_no_other_series_takes_their_place(
     uploads, rows = content(out / "uploads"), content(out / "attack" / "rows")
     damage(out / "uploads")
     capsys.readouterr()
-    run(out.parent)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "uploads" in line]
-    assert FIRST in line or SECOND in line
-    if damage in (DAMAGE["weights"], DAMAGE["nothing left"]):  # of all uploads
+    if damage in (DAMAGE["no truth"], DAMAGE["not there"], DAMAGE["nothing left"]):
+        with pytest.raises(UserError, match=FIRST):
+            run(out.parent)
+    else:
+        run(out.parent)
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "uploads" in line]
+        assert FIRST in line or SECOND in line
+    if damage is DAMAGE["weights"]:  # of all uploads
         with pytest.raises(UserError, match="uploads"):
             attack(out)
-    else:
+    elif damage in (DAMAGE["tensors"], DAMAGE["no header"], DAMAGE["truth"]):
         assert attack(out).exit_code == 3
         lines = {cell["model"] for cell in RunStore(out / "attack").read_cells()}
         assert lines == {"small", REFUSED}

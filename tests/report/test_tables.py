@@ -526,19 +526,23 @@ def test_table5_keeps_a_model_that_ran_in_another_precision_alone(tmp_path: Path
 def test_table5_tells_clients_of_one_model_apart_and_counts_what_has_no_score(
     tmp_path: Path,
 ) -> None:
-    """Each with the precision it has; an attack that was refused was run."""
+    """Each with the precision it has; an attack that was refused was run, the published one is no
+    attack that says what leaks."""
     noisy = {"defenses": "gaussian_noise 0.1", "dtype": "float64"}
     lines = [
         (cell("april"), [10.0, "failed"]),
         (cell("noisy", **noisy), [11.0, 12.0]),
         (cell("batch", batch=2), ["unsupported", "unsupported"]),
+        (cell("four", batch=4), ["unsupported", "unsupported"]),
+        (intact("patch_gradient", batch=4), ["unsupported", "unsupported"]),
     ]
     table = read_contents([run_of(tmp_path, *lines)]).table5
     assert table is not None
-    assert len({row[1] for row in table.rows}) == 3
+    assert len({row[1] for row in table.rows}) == 4
     assert [row[10:] for row in table.rows] == [
         ("1 of 2", "not run"),
         ("2", "not run"),
+        ("0 of 2", "not run"),
         ("0 of 2", "does not apply"),
     ]
 

@@ -202,6 +202,11 @@ def test_a_turned_sign_is_told_of_a_network_that_is_sure_of_another_class() -> N
     uploads = own_uploads(model, sent, {})
     assert uploads.labels is None
     assert "weight_difference" in uploads.notes[0]
+    model.zero_grad()
+    logits = model(model.normalize(planted_images(1)))
+    torch.nn.functional.cross_entropy(logits, LABEL, label_smoothing=0.1).backward()
+    smoothed = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert own_uploads(model, smoothed, {}).labels == LABEL
 
 
 def test_classes_that_do_not_fit_one_picture_are_noticed(
