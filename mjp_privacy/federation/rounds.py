@@ -254,7 +254,7 @@ class Federation:
                 self.journal.say(f"{name}: the data have {len(taken)}, and all are taken")
         if altered := self.task.train.source.altered.remark:
             self.journal.say(altered)
-        self._name_lost_uploads()
+        self._check_uploads()
         if self.round == self.config.rounds:
             self._measure(None)  # where its line is lost and the checkpoint does not know it
             self.journal.say("finished already; its model is written again")
@@ -363,10 +363,10 @@ class Federation:
             check_config(*(json.loads(json.dumps(training_part(one))) for one in configs))
         self.journal.keep_until(self.round, stored.measured if stored else None)
 
-    def _name_lost_uploads(self) -> None:
+    def _check_uploads(self) -> None:
         """Say which uploads of earlier rounds are refused for their damage: their series are left
-        out of the attack, and never another one takes their place. Raise where one is not there,
-        nor its private images: what is left of its series would be taken for another one."""
+        out of the attack, and never another one takes their place. Raise where one, or its private
+        images, is not there: what is left of its series would be taken for another one."""
         due = [n for r in range(self.round) for _, _, names in self.recorder.due(r) for n in names]
         sound, folder = set[str](), self.out / UPLOADS
         with suppress(UserError):  # there is none

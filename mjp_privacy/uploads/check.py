@@ -41,7 +41,7 @@ from mjp_privacy.models.loading import RANDOM, outline_model, outline_spec
 from mjp_privacy.models.zoo import spec_by_name
 from mjp_privacy.uploads.checks import declared_wrongly, fed_pixels
 from mjp_privacy.uploads.folder import Group, examine, group_uploads, one_line
-from mjp_privacy.uploads.memory import UNKNOWN_LABEL, labels_of, stacked, view_of
+from mjp_privacy.uploads.memory import UNKNOWN_LABEL, answer_of, labels_of, stacked, view_of
 from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload
 
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
@@ -130,18 +130,15 @@ def _unshuffled(group: Group, model: LoadedModel) -> Iterator[str]:
 def _classifier(group: Group, view: AttackerView) -> Iterator[str]:
     """A classifier's gradient that does not fit the recorded weights.
 
-    Cross-entropy on one image gives the classifier's bias (c) the gradient b = softmax(W f + c) -
-    onehot and its weight (W) the gradient b f^T. So f can be read off, and with other weights than
-    the client's the first equation fails.
+    Cross-entropy on one image gives the classifier's bias the gradient softmax - onehot, and the
+    softmax can be read off (`answer_of`). With other weights than the client's they differ.
     """
     update = view.updates[0]
     two_heads = any(name.startswith("head_dist.") for name in update.grads)  # whose mean is taken
     if group.header.optimizer != "sgd" or two_heads or lacks_gradients(view, HEAD, HEAD_BIAS):
         return
-    weight_grad, bias_grad = gradient(view, update, HEAD)[0], gradient(view, update, HEAD_BIAS)[0]
-    feature = weight_grad.mT @ bias_grad / bias_grad.square().sum().clamp_min(1e-300)
-    state = weights(view, update)
-    expected = (state[HEAD].double() @ feature + state[HEAD_BIAS].double()).softmax(0)
+    sent = {name: gradient(view, update, name)[:1] for name in (HEAD, HEAD_BIAS)}
+    expected, bias_grad = answer_of(sent, weights(view, update))[0], sent[HEAD_BIAS][0]
     expected[bias_grad.argmin()] -= 1
     worst = float((expected - bias_grad).abs().max())
     noise = update.noise.get(HEAD_BIAS, torch.zeros(1))

@@ -351,6 +351,15 @@ def _classes_of(update: ClientUpdate, model: LoadedModel) -> int:
     return int(((bias < SEVERAL * strongest) & (strongest < 0)).sum(1).max())
 
 
+def answer_of(sent: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Tensor:
+    """softmax(W f + c), (n, K), of single pictures: the gradient of the classifier's weight W is
+    b f^T and that of its bias c is b, so that the feature f can be read off."""
+    bias = sent[HEAD_BIAS]
+    square = bias.square().sum(1, keepdim=True).clamp_min(1e-300)
+    feature = (bias.unsqueeze(1) @ sent[HEAD])[:, 0] / square
+    return (feature @ state[HEAD].to(bias).mT + state[HEAD_BIAS].to(bias)).softmax(1)
+
+
 def _is_turned(update: ClientUpdate, model: LoadedModel) -> bool:
     """Whether the gradient of the classifier's bias has one positive entry and several negative
     ones, as a label less softmax, and is that: the softmax is read off the gradients. Smoothed
@@ -363,9 +372,8 @@ def _is_turned(update: ClientUpdate, model: LoadedModel) -> bool:
         return False
     if HEAD not in sent:
         return True
-    feature = (bias.unsqueeze(1) @ sent[HEAD])[:, 0] / bias.square().sum(1, keepdim=True)
-    head, shift = (model.get_parameter(name).detach().to(bias) for name in (HEAD, HEAD_BIAS))
-    turned = torch.eye(len(shift)).to(bias)[bias.argmax(1)] - (feature @ head.mT + shift).softmax(1)
+    state = {name: model.get_parameter(name).detach() for name in (HEAD, HEAD_BIAS)}
+    turned = torch.eye(bias.shape[1]).to(bias)[bias.argmax(1)] - answer_of(sent, state)
     scale = (bias * turned).sum(1, keepdim=True) / turned.square().sum(1, keepdim=True)
     off = (bias - scale * turned).norm(dim=1) / bias.norm(dim=1)
     return bool((off < TURNED).all()) and bool((scale < 1 + TURNED).all())  # clipped: less than 1
