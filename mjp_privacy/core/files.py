@@ -271,6 +271,15 @@ def output_folder(path: Path) -> Path:
     return path
 
 
+def check_empty(out: Path) -> None:
+    """Raise where something is in the --out of a command that starts anew each time."""
+    if out.is_dir() and any(out.iterdir()):
+        raise UserError(
+            f"--out {shown(out)}: expected a new or empty folder, got one with files in it, which "
+            "would be lost. Give another --out, or move it away."
+        )
+
+
 def check_own(
     out: Path, command: str, own: Collection[str] = (), do: str = "move them away"
 ) -> None:

@@ -1,84 +1,37 @@
-"""The files of a folder or zip by their ids: relative names, as far as these can be ids."""
+"""The files of a folder or zip by their relative names, which are the ids of images."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import unicodedata
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
 
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import MIB, FileKind, reason
-from mjp_privacy.core.registry import nearest
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import MAX_BYTES, ImageError
 
-# ------------------------------------------------------------------------------------------------
-# Names of files as image ids: text that every table, file name and terminal can hold.
-#
-#     named_by_id(["a.jpg", "b\x1b.jpg"])    {"a.jpg": "a.jpg", "b%1B~55ae8bdd.jpg": "b\x1b.jpg"}
-#
-# Nearly every name is its own id. In one that is no Unicode, holds control characters or is a page
-# long these are written as %XX, or its middle is left out, and a hash tells it from every other.
-
-EMBEDDED, FLAT = "embedded", "flat"  # in place of a path: pictures that come along
-
+EMBEDDED = "embedded"  # in place of a path: pictures that come along
 LONGEST = 512
-"""Characters of an id."""
+"""Characters of an image's id."""
 LONGEST_PART = 255
 """Bytes between two slashes: so much is the name of a file on nearly every disk."""
-KEPT = 48
-"""Characters that are kept of a long part: letters are up to four bytes long."""
 UNUSABLE = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories: control characters, bytes that are no Unicode, ends of lines."""
 
 
-def named_by_id(names: Iterable[str]) -> dict[str, str]:
-    """The name behind each id, in the order of the ids."""
-    names = set(names)
-    by_id = {name: name for name in names if is_usable(name)}
-    for name in sorted(names - by_id.keys()):
-        image_id, tries = _escaped(name, ""), 1
-        while image_id in by_id:  # somebody named a file like the id of another
-            image_id, tries = _escaped(name, f"-{tries}"), tries + 1
-        by_id[image_id] = name
-    return dict(sorted(by_id.items()))
-
-
 def is_usable(name: str) -> bool:
-    """Whether a name can be an id as it stands."""
-    if len(name) <= LONGEST_PART // 4 and name.isascii():
-        return name.isprintable()
+    """Whether a file's name can be an image's id: text that every table, file name and terminal can
+    hold."""
     lengths = (len(part.encode("utf-8", "replace")) for part in name.split("/"))
     if len(name) > LONGEST or max(lengths) > LONGEST_PART:
         return False
-    return not any(unicodedata.category(letter) in UNUSABLE for letter in name)
-
-
-def _escaped(name: str, mark: str) -> str:
-    """The name with its unusable characters as %XX, and a hash before its ending."""
-    lone = [letter for letter in name if unicodedata.category(letter) == "Cs"]
-    of_bytes = all("\udc80" <= letter <= "\udcff" for letter in lone)  # as Python reads a disk
-    content = name.encode("utf-8", "surrogateescape" if of_bytes else "surrogatepass")
-    digest = hashlib.sha256(content).hexdigest()[:8]
-    text = ""
-    for letter in name:
-        if unicodedata.category(letter) in UNUSABLE:
-            byte = "\udc80" <= letter <= "\udcff"
-            how = "surrogateescape" if byte else "surrogatepass"
-            letter = "".join(f"%{number:02X}" for number in letter.encode("utf-8", how))
-        text += letter
-    *folders, last = text.split("/")
-    suffix = PurePosixPath(last).suffix[:16]
-    short = [part[:KEPT] for part in folders]
-    if len("/".join(short)) > LONGEST // 2:
-        short = short[:1]
-    return "/".join([*short, f"{last.removesuffix(suffix)[:KEPT]}~{digest}{mark}{suffix}"])
+    return name.isprintable() or all(unicodedata.category(x) not in UNUSABLE for x in name)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -97,8 +50,6 @@ BOMB_FROM = 16 * MIB
 """Bytes from which an entry may hold at most BOMB_RATIO times its compressed size."""
 BOMB_RATIO = 200
 """Photographs hardly shrink; what a zip can shrink a thousandfold is no photograph."""
-MOST_WAYS = 100
-"""Ways to one folder through links: links can multiply a few folders into billions of paths."""
 
 
 class Files(Protocol):
@@ -141,9 +92,7 @@ class ZipFiles:
             raise ZIP.refusal(path, "entries that overlap, as in a zip bomb")
         counts = Counter(info.filename for info in entries if not is_hidden(info.filename))
         self._twice = frozenset(name for name, count in counts.items() if count > 1)
-        by_id = named_by_id(counts)
-        self.names = tuple(by_id)
-        self._entries = {id_: name for id_, name in by_id.items() if id_ != name}
+        self.names = tuple(sorted(counts))
 
     @property
     def _archive(self) -> zipfile.ZipFile:
@@ -156,11 +105,10 @@ class ZipFiles:
 
     def read(self, name: str) -> bytes:
         """The content of an entry; ImageError if it is too large, damaged or a zip bomb."""
-        entry = self._entries.get(name, name)
-        if entry in self._twice:
+        if name in self._twice:
             raise ImageError("two entries of the zip have this name")
         try:
-            info = self._archive.getinfo(entry)
+            info = self._archive.getinfo(name)
             packed, whole = info.compress_size, info.file_size
             if info.flag_bits & ENCRYPTED:
                 raise ImageError("encrypted inside the zip; make the zip again without a password")
@@ -200,52 +148,36 @@ class FolderFiles:
                 f"Cannot list {shown(error.filename)}: {error.strerror}. Make it readable, or take "
                 "it out."
             ) from error
-        by_id = named_by_id(names)
-        self.names = tuple(by_id)
-        self._paths = {id_: name for id_, name in by_id.items() if id_ != name}
+        self.names = tuple(sorted(names))
 
     def read(self, name: str) -> bytes:
         """The content of a file; ImageError if it is too large, no file or cannot be read."""
         try:
-            return IMAGE_FILE.bytes(self.path / self._paths.get(name, name))
+            return IMAGE_FILE.bytes(self.path / name)
         except BadFile as error:
             raise ImageError(f"cannot be read ({error.got})") from error
 
 
 def _walk(root: Path) -> Iterator[str]:
     """Names of all under `root` that is no folder, and of empty folders that are named like images.
+    A folder that links lead to as well is listed once."""
 
-    A loop of links ends where it meets a folder that it came through.
-    """
-    ways: Counter[str] = Counter()
-    waiting: list[tuple[str, str, frozenset[str]]] = [(str(root), "", frozenset())]
-    while waiting:
-        folder, name, above = waiting.pop()
-        real = os.path.realpath(folder)
-        if real in above:
-            continue
-        ways[real] += 1
-        if ways[real] > MOST_WAYS:
-            raise UserError(
-                f"Links lead to {shown(folder)} in more than {MOST_WAYS} ways. Expected a folder "
-                "of images: give one without these links."
-            )
-        inside, holds = above | {real}, False
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                holds = True
-                if is_hidden(entry.name):
-                    continue
-                try:
-                    is_folder = entry.is_dir()
-                except OSError:  # a link into a folder that may not be read
-                    is_folder = False
-                if is_folder:
-                    waiting.append((entry.path, f"{name}{entry.name}/", inside))
-                else:
-                    yield name + entry.name
-        if not holds and _suffix(name.removesuffix("/")) in IMAGE_SUFFIXES:
-            yield name.removesuffix("/")
+    def fail(error: OSError) -> None:
+        raise error
+
+    met = {os.path.realpath(root)}
+    for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
+        if not folders and not names and _suffix(folder) in IMAGE_SUFFIXES:
+            yield os.path.relpath(folder, root)
+        kept = []
+        for name in sorted(name for name in folders if not is_hidden(name)):
+            if (real := os.path.realpath(os.path.join(folder, name))) not in met:  # noqa: PTH118
+                met.add(real)
+                kept.append(name)
+        folders[:] = kept
+        for name in names:
+            if not is_hidden(name):
+                yield os.path.relpath(os.path.join(folder, name), root)  # noqa: PTH118
 
 
 def _suffix(name: str) -> str:
@@ -270,8 +202,16 @@ def image_names(files: Files) -> tuple[str, ...]:
 
 
 def open_files(path: Path) -> Files:
-    """The folder or zip at `path`; UserError if it is neither."""
-    return FolderFiles(path) if place_of(path) == "folder" else ZipFiles(path)
+    """The folder or zip at `path`; UserError if it is neither, or holds images whose names cannot
+    be their ids."""
+    files: Files = FolderFiles(path) if place_of(path) == "folder" else ZipFiles(path)
+    odd = (name for name in files.names if _suffix(name) in IMAGE_SUFFIXES and not is_usable(name))
+    if (name := next(odd, None)) is not None:
+        raise UserError(
+            f"{shown(path)} holds {shown(repr(name), 200)}: expected names of images of at most "
+            f"{LONGEST} characters, without control characters. Rename it."
+        )
+    return files
 
 
 def place_of(path: Path) -> Literal["folder", "zip"]:
@@ -285,9 +225,7 @@ def place_of(path: Path) -> Literal["folder", "zip"]:
     except (OSError, ValueError) as error:  # a name that is too long, or not ours to read
         got = f"{shown(path)}: {reason(error)}"
     if got is None:
-        if len(path.parts) == 1 and (word := nearest(path.name, (EMBEDDED, FLAT))):
-            raise UserError(f"No folder or zip of images at {shown(path)}. Did you mean {word}?")
-        raise missing_path("folder or zip of images", path)
+        raise UserError(f"No folder or zip of images at {shown(path)}. Give one that is there.")
     raise UserError(
         f"Expected a folder or a zip of images, got {got}. Give the folder it lies in; unpack any "
         "other archive, or zip it."
@@ -300,20 +238,3 @@ def from_home(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
-
-
-def missing_path(kind: str, path: Path) -> UserError:
-    """The error for a path that does not exist; it suggests the most similar one that does."""
-    absent, parent, rest = path, path.absolute().parent, Path()
-    while not os.path.isdir(parent):  # noqa: PTH112 (pathlib raises of names that are too long)
-        absent, parent, rest = parent, parent.parent, absent.name / rest
-    names = [entry.name for entry in parent.iterdir()] if os.access(parent, os.R_OK) else []
-    near = nearest(absent.name, names)
-    if near is None:
-        return UserError(
-            f"No {kind} at {shown(path)}: {shown(parent)} has no entry {shown(repr(absent.name))} "
-            "or similar."
-        )
-    whole = parent / near / rest
-    suggested = whole if whole.exists() else parent / near
-    return UserError(f"No {kind} at {shown(path)}. Did you mean {shown(suggested)}?")

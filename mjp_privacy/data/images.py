@@ -21,10 +21,9 @@ from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.core.registry import Entry, unknown_name
 from mjp_privacy.core.schema import Size, height_width, size_text
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.decoding import Altered, ImageError, decoded, header
+from mjp_privacy.data.decoding import ImageError, check_header, decode_image
 from mjp_privacy.data.files import (
     EMBEDDED,
-    FLAT,
     Files,
     from_home,
     image_names,
@@ -63,8 +62,6 @@ class ImageSource:
     records: tuple[ImageRecord, ...]
     labels_described: str
     files: Files = field(repr=False)
-    altered: Altered = field(default_factory=Altered, repr=False, compare=False)
-    """Files that were turned, or are animations, of those that were opened so far."""
 
     def read_bytes(self, record: ImageRecord) -> bytes:
         """The image file as stored. Raises ImageError if it cannot be read."""
@@ -74,9 +71,7 @@ class ImageSource:
     def decode(self, record: ImageRecord, *, min_side: int = 1) -> Image.Image:
         """The upright 8-bit RGB picture; ImageError where it is unreadable or too small."""
         with _named(record):
-            found = decoded(self.files.read(record.image_id), min_side=min_side)
-        self.altered.note(record.image_id, found.turn, found.animated)
-        return found.picture
+            return decode_image(self.files.read(record.image_id), min_side=min_side)
 
 
 @contextmanager
@@ -135,11 +130,10 @@ def readable_subset(
         if len(chosen) == limit:
             break
         try:
-            found = header(source.files.read(record.image_id), min_side=min_side)
+            check_header(source.files.read(record.image_id), min_side=min_side)
         except ImageError as error:
             reasons[record] = error.reason
             continue
-        source.altered.note(record.image_id, found.turn, found.animated)
         chosen.append(record)
     if not chosen and reasons:
         record, reason = next(iter(reasons.items()))
@@ -224,12 +218,6 @@ class Preprocessing:
 # ------------------------------------------------------------------------------------------------
 # Opened.
 
-MADE: Mapping[str, Entry] = {
-    EMBEDDED: Entry("mjp_privacy.data.made:embedded_images"),
-    FLAT: Entry("mjp_privacy.data.made:flat_pictures"),
-}
-"""The words that open pictures that come along, in place of a path."""
-
 
 class LoadedImage(NamedTuple):
     """One image as the model will see it, before normalisation."""
@@ -243,14 +231,14 @@ def open_images(path: str | Path, labels: str | Path | None = None) -> ImageSour
     """The images at `path`: a flat folder, class folders, ImageNet val, or a zip of any of these.
 
     `labels` is a label file; without one, labels are looked for as `mjp_privacy.data.labels` says.
-    The words "embedded" and "flat" open what `data.made` makes. Nothing is decoded here. Raises
-    UserError if there are no images, or labels for only some of them.
+    The word "embedded" opens the pictures that come along (`data.made`). Nothing is decoded here.
+    Raises UserError if there are no images, or labels for only some of them.
     """
-    if made := MADE.get(str(path)):
+    if str(path) == EMBEDDED:
         if labels is not None:
             raise UserError(f"The {path} pictures have no labels; expected no label file.")
-        found: ImageSource = made.load()()
-        return found
+        made: ImageSource = Entry("mjp_privacy.data.made:embedded_images").load()()
+        return made
     if not str(path).strip():
         raise UserError("Expected a folder or a zip of images, got an empty path. Name one.")
     files = open_files(from_home(path))
@@ -301,8 +289,8 @@ def load_images(
 
 def check_place(path: str | Path | None) -> None:
     """Raise the UserError of `open_images` where there is no folder or zip. No path, an empty one
-    and the words `embedded` and `flat` pass: `open_images` deals with them."""
-    if path is not None and str(path).strip() and str(path) not in MADE:
+    and the word `embedded` pass: `open_images` deals with them."""
+    if path is not None and str(path).strip() and str(path) != EMBEDDED:
         place_of(from_home(path))
 
 
@@ -312,7 +300,7 @@ def keep_apart(
     """Raise where the output is an input, or one of the two lies inside the other: the next run
     would read its own output. keep_apart("photos/run", {"--images": "photos"}) is refused.
 
-    inputs  what is read, by the option that names it; None and words such as `embedded` pass
+    inputs  what is read, by the option that names it; None and the word `embedded` pass
     around  inputs may lie inside `out`: what is written there has names that are nobody else's
     """
     where = Path(os.path.realpath(out))

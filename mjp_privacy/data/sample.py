@@ -12,13 +12,14 @@ import hashlib
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError, writing
-from mjp_privacy.core.files import check_folder, check_name, output_folder, working_in
+from mjp_privacy.core.files import check_empty, check_folder, check_name, output_folder, working_in
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import FileKind
@@ -69,18 +70,20 @@ def make_sample(
 ) -> Outcome:
     """Write the sample to `out`, whole or not at all; returns a few lines on what was done."""
     refuse_out(source.path, out)
-    occupied = out.is_dir() and any(out.iterdir())
-    if occupied and not (out / "manifest.csv").is_file():
-        raise _occupied(out)
     sample = choose(source, per_class=per_class, limit=limit, seed=seed)
-    if not occupied:
-        _write(source, sample, out)
-        done = f"Wrote {len(sample.chosen)} images to {shown(out)}."
-    elif _holds(out, sample):
-        done = f"{shown(out)} already holds this sample, complete: {len(sample.chosen)} images."
-    else:
-        raise _occupied(out)
-    lines = [done, *remarks(sample, per_class, source.altered.remark)]
+    with whole_folder(out) as folder:
+        for record, _ in sample.chosen:
+            file_in(folder, record.image_id).write_bytes(source.read_bytes(record))
+        for name, text in sample.tables().items():
+            (folder / name).write_text(text, encoding="utf-8", newline="")
+        for record, sha256 in sample.chosen:  # a disk may take two names for one
+            if COPY.sha256(folder / record.image_id) != sha256:
+                raise UserError(
+                    f"The copy of {shown(record.image_id)} is not the image that was chosen: it "
+                    "changed, or this disk takes two names for one. Start again, with --out on "
+                    "another disk, or rename the image."
+                )
+    lines = [f"Wrote {len(sample.chosen)} images to {shown(out)}.", *remarks(sample, per_class)]
     return Outcome("\n".join(lines), sample.reasons)
 
 
@@ -136,45 +139,28 @@ def choose(source: ImageSource, *, per_class: int, limit: int | None, seed: int)
 
 
 def refuse_out(source: Path, out: Path) -> None:
-    """Raise if `out` is a file or an address, or does not lie apart from the images."""
+    """Raise if `out` is a file, an address or not empty, or does not lie apart from the images."""
     check_name(out)
     if out.exists() and not out.is_dir():
         raise UserError(
             f"Expected a folder for --out, got the file {shown(out)}. Give another name."
         )
     keep_apart(out, {"--from": source})
+    check_empty(out)
 
 
-def _occupied(out: Path) -> UserError:
-    return UserError(
-        f"{shown(out)} is not empty and holds something other than this sample. Expected a new or "
-        "empty folder: give another --out, or move the files away."
-    )
-
-
-def _write(source: ImageSource, sample: Sample, out: Path) -> None:
-    """Fill a temporary folder beside `out`, then rename it. Every copy is read again: a disk may
-    take two names for one."""
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that takes its place, a new or empty one, at the end of this
+    block: a set of files is there whole or not at all."""
+    check_empty(out)
     temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
     output_folder(temporary.parent)
     with writing(out):
         try:
             temporary.mkdir()
             with working_in(temporary):
-                for record, _ in sample.chosen:
-                    target = temporary / record.image_id
-                    check_folder(target)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(source.read_bytes(record))
-                for name, text in sample.tables().items():
-                    (temporary / name).write_text(text, encoding="utf-8", newline="")
-                for record, sha256 in sample.chosen:
-                    if COPY.sha256(temporary / record.image_id) != sha256:
-                        raise UserError(
-                            f"The copy of {shown(record.image_id)} is not the image that was "
-                            "chosen: it changed, or this disk takes two names for one. Start "
-                            "again, with --out on another disk, or rename the image."
-                        )
+                yield temporary
             if out.is_dir():
                 out.rmdir()
             temporary.replace(out)
@@ -182,21 +168,16 @@ def _write(source: ImageSource, sample: Sample, out: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _holds(out: Path, sample: Sample) -> bool:
-    """Whether `out` holds these files and no others, byte for byte."""
-    tables = {name: text.encode() for name, text in sample.tables().items()}
-    expected = {name: hashlib.sha256(text).hexdigest() for name, text in tables.items()}
-    expected |= {record.image_id: sha256 for record, sha256 in sample.chosen}
-    present = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
-    return present.keys() == expected.keys() and all(
-        COPY.sha256(path) == expected[name] for name, path in present.items()
-    )
+def file_in(folder: Path, name: str) -> Path:
+    """Where a file of such a folder is to be written; the folders above it are made."""
+    check_folder(folder / name)
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    return folder / name
 
 
-def remarks(sample: Sample, per_class: int, altered: str) -> list[str]:
-    """Sentences on images that could not be read, on classes that had too few, and on what was
-    altered to look at the images."""
-    lines = [altered] if altered else []
+def remarks(sample: Sample, per_class: int) -> list[str]:
+    """Sentences on images that could not be read, and on classes that had too few."""
+    lines = []
     if sample.skipped:
         first, reason = sample.skipped[0]
         lines.append(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,10 +127,7 @@ def run_experiment(
         "chosen": tuple(record.image_id for record in source.chosen),
     }
     job = Job.of(experiment, root, there, stale, **places)
-    summary = Run(root, job, source, workers, add, remarks).run()
-    if opened.altered.remark:
-        print(opened.altered.remark, file=sys.stderr)
-    return summary
+    return Run(root, job, source, workers, add, remarks).run()
 
 
 def attack_uploads(
@@ -414,8 +410,6 @@ class Run:
 
     def _note(self, news: News) -> None:
         """Show and count what is told of a block."""
-        self.source.altered.turned.update(news.altered.turned)
-        self.source.altered.animated.update(news.altered.animated)
         for text, trace in news.messages:
             self._say(text, trace)
         self.progress.skip(news.finished)

@@ -61,7 +61,6 @@ class Simulated(UploadSource):
         self.experiment, self.images = experiment, images
         self.chosen = chosen  # those of `images` that are attacked
         self.data, self.labels = images.path.resolve().name, images.labels_described
-        self.altered = images.altered
 
     def records(self, model: str) -> Sequence[ImageRecord]:
         return self.chosen

@@ -22,7 +22,6 @@ from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.upload import with_sinusoidal_positions
 from mjp_privacy.core.machine import clock
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.data.decoding import Altered
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import (
@@ -214,8 +213,6 @@ class UploadSource(ABC):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.altered = Altered()
-        """Files whose pictures were turned, or are the first of several, as far as opened."""
         self._outlines: dict[str, ModelVariants] = {}
 
     @abstractmethod

@@ -20,7 +20,6 @@ from mjp_privacy.core.errors import UserError, format_error, format_traceback
 from mjp_privacy.core.machine import out_of_memory
 from mjp_privacy.core.stop import interrupted
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.data.decoding import Altered
 from mjp_privacy.experiment.cell import (
     CellResult,
     CellTask,
@@ -48,7 +47,6 @@ class News:
     finished: int = 0  # images that were finished before
     messages: Sequence[tuple[str, str]] = ()
     """What is said of it, each with the traceback that goes into the log, or ""."""
-    altered: Altered = field(default_factory=Altered)  # of the images that a worker has opened
     lost: str = ""  # the model and the block of a task that nobody finished
     error: str = ""  # why, in one line; for a fault its traceback
     storage: int = 0

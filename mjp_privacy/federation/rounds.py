@@ -252,8 +252,6 @@ class Federation:
         for name, taken in images.items():
             if len(taken) < (getattr(self.config, name) or 0) and taken:
                 self.journal.say(f"{name}: the data have {len(taken)}, and all are taken")
-        if altered := self.task.train.source.altered.remark:
-            self.journal.say(altered)
         self._check_uploads()
         if self.round == self.config.rounds:
             self._measure(None)  # where its line is lost and the checkpoint does not know it

@@ -61,13 +61,11 @@ def score(argv: list[str], usage: Usage) -> int:
     if arguments.json:
         content = {"means": found, "rows": len(rows), "file": out, "without_partner": missing}
         content |= {"lpips_backbone": lpips_backbone(), "failed": failed}
-        print_json("score", {**content, "remark": pairs[0].altered.remark or None})
+        print_json("score", content)
     else:
         print(scores.table(found))
         if (rows["metric"] == "lpips").any():
             print(f"LPIPS backbone: {lpips_backbone()}.")
-        if pairs[0].altered.remark:
-            print(pairs[0].altered.remark)
         if arguments.allow_missing:
             print(f"Images without a partner, not scored: {missing}.")
         print(f"{len(rows)} rows in {shown(out)}")

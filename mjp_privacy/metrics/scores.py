@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Registry, unknown_name
 from mjp_privacy.core.text import first_of, shown
-from mjp_privacy.data.decoding import Altered, ImageError, decoded
+from mjp_privacy.data.decoding import ImageError, decode_image
 from mjp_privacy.data.files import Files, image_names, open_files
 from mjp_privacy.metrics.pictures import (
     Lpips,
@@ -302,8 +302,6 @@ class Pair:
     name: str
     reconstructions: Files
     references: Files
-    altered: Altered = field(default_factory=Altered, compare=False)
-    """Files that were turned, or are animations, of all pairs that were read so far."""
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Reconstruction and reference, (1, 3, H, W) float64 in [0, 1]; UserError where one cannot
@@ -322,13 +320,10 @@ class Pair:
         return left, right
 
     def _decoded(self, files: Files) -> Image.Image:
-        where = shown(files.path / self.name)
         try:
-            picture, turn, animated = decoded(files.read(self.name))
+            return decode_image(files.read(self.name))
         except ImageError as error:
-            raise ImageError(error.reason, where) from error
-        self.altered.note(where, turn, animated)
-        return picture
+            raise ImageError(error.reason, shown(files.path / self.name)) from error
 
 
 def pair_folders(
@@ -345,8 +340,7 @@ def pair_folders(
             "Expected every image in both folders under the same name, extension included. Missing:"
             f" {first_of([*map(shown, missing)], SHOWN)}. Supply them, or add --allow-missing."
         )
-    altered = Altered()
-    pairs = [Pair(name, *folders, altered) for name in sorted(left & right)]
+    pairs = [Pair(name, *folders) for name in sorted(left & right)]
     if not pairs:
         raise UserError(
             f"Expected images of the same name, extension included, in {shown(reconstruction)} and "

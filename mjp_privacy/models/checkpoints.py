@@ -35,6 +35,7 @@ from mjp_privacy.models.layouts import LAYOUTS, TIMM, Layout
 from mjp_privacy.models.mjp_vit import CheckpointReport, MJPVisionTransformer
 from mjp_privacy.models.sizes import Activation
 from mjp_privacy.models.zoo import (
+    PICTURES,
     Epsilon,
     Interpolation,
     Mean,
@@ -269,7 +270,6 @@ TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 ACTIVATIONS = {"gelu_python": "gelu", **dict.fromkeys(TANH, "gelu_tanh")}
 """transformers' names of activations that have others here."""
 HEAD_WIDTH = 64  # open_clip's, where its config states none
-PICTURES = ("mean", "std", "img_size", "resize", "interpolation")
 Word = Annotated[str, Field(strict=True, max_length=200)]
 
 
@@ -382,7 +382,7 @@ def timm_beside(file: Path) -> tuple[str, dict[str, Any]] | None:
             got = f"global_pool {shown(pool)}, and this timm's {name} has {own}"
             raise BESIDE.refusal(path, got, "global_pool")
     facts = _facts(file, "timm")
-    return name, {field: facts[field] for field in PICTURES if field in facts}
+    return name, {field: facts[field] for field in ("img_size", *PICTURES) if field in facts}
 
 
 def _architecture(path: Path) -> str | None:
@@ -485,6 +485,11 @@ def load_into(
     )
 
 
+OWN_SIZES = (
+    "Give this network's weights; or leave name and sizes out, so that they are read off the file."
+)
+
+
 def check_same(
     network: nn.Module, came: Mapping[str, Tensor], needed: Collection[str], source: str
 ) -> None:
@@ -500,19 +505,10 @@ def check_same(
         raise UserError(
             f"{source}: of the network's {len(needed)} tensors it {what} {len(names)}: "
             f"{shown(first_of(names, SHOWN))}. Expected a complete checkpoint of this network, for "
-            "without a tensor it would be another; check that depth, dal and index_embedding are "
-            "the file's."
+            f"without a tensor it would be another. {OWN_SIZES}"
         )
     for name, wanted in own.items():
-        got = tuple(came[name].shape) if name in came else wanted
-        if got == wanted:
-            continue
-        advice = "Give this network's weights, and its img_size where its table is for others."
-        if len(got) == len(wanted) and came[name].numel():
-            if name in ("cls_token", *TABLES):
-                advice = f"Set embed_dim: {got[-1]}, or give a checkpoint of this model."
-            elif name.startswith("head."):
-                advice = f"Set num_classes: {got[0]}, or give a checkpoint with {wanted[0]}."
-            elif name == PATCHES:
-                advice = f"Set patch_size: {got[-1]} and embed_dim: {got[0]}."
-        raise UserError(f"{source}: tensor {name!r} has shape {got}, expected {wanted}. {advice}")
+        if name in came and (got := tuple(came[name].shape)) != wanted:
+            raise UserError(
+                f"{source}: tensor {name!r} has shape {got}, expected {wanted}. {OWN_SIZES}"
+            )

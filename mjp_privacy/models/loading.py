@@ -19,7 +19,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, free_bytes
 from mjp_privacy.core.read import json_value, typed
 from mjp_privacy.core.registry import Entry, unknown_name
-from mjp_privacy.core.schema import height_width, size_text
+from mjp_privacy.core.schema import size_text
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import (
     PACKAGED_PREFIX,
@@ -55,6 +55,7 @@ from mjp_privacy.models.sizes import Sizes, Variant, check_parameters, low_rank
 from mjp_privacy.models.timm_networks import STATED, load_timm
 from mjp_privacy.models.zoo import (
     NEEDED,
+    PICTURES,
     PIXELS,
     ModelSpec,
     at_size,
@@ -69,8 +70,6 @@ from mjp_privacy.models.zoo import (
 )
 
 RANDOM = "random"
-COMPARED = {"embed_dim": "width", "patch_size": "patch", "depth": "depth"}
-"""What a model's name states and a file's tensors show, with the word for it."""
 MADE_UP: Mapping[str, Any] = {
     "mean": (0.0,) * 3,
     "std": (1.0,) * 3,
@@ -288,16 +287,6 @@ def _read_off(
     gave wins over the file's metadata, and these over the JSON files beside it."""
     state, layout = to_own_names(file), file.layout
     shape = shape_of(state, file.shown)
-    said = {key: getattr(named, key) for key in COMPARED}
-    differs = [key for key, value in said.items() if value is not None and value != shape[key]]
-    if differs and named.name != "custom":  # without a name the architecture is the file's
-        of_file = ", ".join(f"{COMPARED[key]} {shape[key]}" for key in differs)
-        of_name = ", ".join(f"{COMPARED[key]} {said[key]}" for key in differs)
-        raise UserError(
-            f"{file.shown}: {of_file}; {named.name}: {of_name}. Expected weights of the model that "
-            "is named. Give those, or leave the name and its sizes out, so that they are read off "
-            "the file: mjp attack own --weights FILE --images DIR."
-        )
     spec = with_facts_beside(named, file.path, layout, shape)
     spec = overridden(replace(spec, **stated(file)), overrides)
     return completed(spec, shape, layout, file.shown), state
@@ -314,20 +303,10 @@ def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedMod
     numbers: dict[str, Any] = {key: getattr(spec, key) for key in NEEDED}
     if classifies and not numbers["num_classes"]:
         raise UserError(f"{spec.name}: expected a head of 1 class or more, got num_classes=0.")
-    size, patch = numbers["img_size"], numbers["patch_size"]
-    width, heads = numbers["embed_dim"], numbers["num_heads"]
-    if any(side % patch for side in height_width(size)) or width % heads:
-        raise UserError(
-            f"{spec.name}: expected img_size divisible by patch_size and embed_dim by num_heads, "
-            f"got {size_text(size)}/{patch} and {width}/{heads} ({source}: width {width}, patch "
-            f"{patch}; config: img_size {size_text(size)}, num_heads {heads}). Give sizes that fit "
-            "the file, or leave them out."
-        )
     numbers["mlp_ratio"] = spec.mlp_ratio or 4.0
     outline = torch.empty(0).is_meta  # it takes no memory
     free = None if outline else free_bytes(torch.device("cpu"))
-    counted = {key: value for key, value in numbers.items() if key != "num_heads"}
-    check_parameters(spec.name, **counted, free=free)
+    check_parameters(source, **numbers, free=free)
     model = LoadedModel(
         **numbers,
         position_embedding=spec.position_embedding,
@@ -416,8 +395,6 @@ def build_other(sizes: Sizes, drop_path: float = 0.0) -> OtherNetwork:
 SIZES = "network"
 """The entry of a file's metadata that states the sizes of a network that `mjp train` made and that
 is no ViT."""
-PICTURES = ("mean", "std", "resize", "interpolation", "trained_gamma")
-"""What a user may say of such a file; its sizes are its own."""
 
 
 def load_other(

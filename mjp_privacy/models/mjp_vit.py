@@ -13,7 +13,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size
 from mjp_privacy.models.jigsaw import Grid
-from mjp_privacy.models.sizes import LowRank, Variant
+from mjp_privacy.models.sizes import DalKind, LowRank, Variant
 from mjp_privacy.models.vit import (
     CHANNELS,
     AdaptedLinear,
@@ -27,7 +27,6 @@ from mjp_privacy.models.vit import (
     token_norm,
 )
 
-DalKind = Literal["none", "pca", "linear", "nonlinear"]
 CLASS_START_STD = 1e-6  # of the class token, which timm starts near zero
 PositionEmbedding = Literal["learned", "exposed", "strict"]
 FirstBlock = Literal["intact", "closed_form"]

@@ -25,6 +25,7 @@ from mjp_privacy.core.schema import (
     height_width,
     parse,
     schema,
+    size_text,
 )
 from mjp_privacy.core.text import shown
 
@@ -48,18 +49,27 @@ def check_parameters(
     patch_size: int,
     embed_dim: int,
     depth: int,
+    num_heads: int,
     num_classes: int,
     mlp_ratio: float = 4.0,
+    wider: int = 1,
     free: int | None = None,
 ) -> None:
-    """Raise for a network that does not fit: each size may be real, and all together not.
+    """Raise for a network that there is not: each size may be real, and all together not.
 
-    free: bytes of memory that can still be taken; None: not known
+    wider  how many times as wide the last stage is
+    free   bytes of memory that can still be taken; None: not known
     """
-    block = (4 + 2 * mlp_ratio) * embed_dim**2
+    if any(side % patch_size for side in height_width(img_size)) or embed_dim % num_heads:
+        raise UserError(
+            f"{name}: expected img_size divisible by patch_size and embed_dim by num_heads, got "
+            f"{size_text(img_size)}/{patch_size} and {embed_dim}/{num_heads}. Give sizes that fit."
+        )
+    width = wider * embed_dim
+    block = (4 + 2 * mlp_ratio) * width**2
     patches = math.prod(side // patch_size for side in height_width(img_size))
     rows = patches + 3 * patch_size**2 + num_classes
-    parameters = depth * block + rows * embed_dim
+    parameters = depth * block + rows * width
     needed = BYTES * parameters
     if parameters <= MOST_PARAMETERS and (free is None or needed <= free):
         return
@@ -188,6 +198,7 @@ PerhapsAdapters = Annotated[
 
 
 Family = Literal["vit", "swin", "resnet"]
+DalKind = Literal["none", "pca", "linear", "nonlinear"]
 Stages = Annotated[tuple[Depth, ...], Field(min_length=1, max_length=8)]
 """Blocks in each stage; every stage but the first halves the picture and doubles the width."""
 
@@ -211,15 +222,10 @@ class Sizes:
     num_heads: Width = 1
     positions: Switch = False
     unknown_embedding: Switch = False
-    dal: Literal["none", "pca", "linear", "nonlinear"] = "none"
+    dal: DalKind = "none"
 
     def check(self, where: str) -> None:
         """Raise a UserError unless there is a network of these sizes."""
-        if self.img_size % self.patch_size or self.embed_dim % self.num_heads:
-            raise UserError(
-                f"{where}: expected img_size divisible by patch_size and embed_dim by num_heads, "
-                f"got {self.img_size}/{self.patch_size} and {self.embed_dim}/{self.num_heads}."
-            )
         if not self.positions and (self.unknown_embedding or self.dal != "none"):
             raise UserError(
                 f"{where}: a {self.family} without a table of absolute positions has none to mask "
@@ -229,14 +235,16 @@ class Sizes:
             raise UserError(
                 f"{where}: a resnet has no position embeddings; expected position_embedding: none."
             )
-        wider = 2 if self.family == "resnet" else 1  # its last layer is twice as wide as Swin's
+        twice = 2 if self.family == "resnet" else 1  # its last layer is twice as wide as Swin's
         check_parameters(
             where,
             img_size=self.img_size,
             patch_size=self.patch_size,
-            embed_dim=wider * self.embed_dim << len(self.stages) - 1,
+            embed_dim=self.embed_dim,
             depth=sum(self.stages),
+            num_heads=self.num_heads,
             num_classes=self.num_classes,
+            wider=twice << len(self.stages) - 1,
         )
 
     def __str__(self) -> str:

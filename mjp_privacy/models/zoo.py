@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import FileKind, is_there, read_csv, read_mapping
+from mjp_privacy.core.read import is_there, read_mapping
 from mjp_privacy.core.registry import Registry, did_you_mean, unknown_name
 from mjp_privacy.core.schema import (
     Depth,
@@ -30,14 +30,13 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, TIMM_PREFIX, read_metadata
 from mjp_privacy.models.mjp_vit import (
     CheckpointReport,
-    DalKind,
     FirstBlock,
     ModelCard,
     PositionEmbedding,
 )
-from mjp_privacy.models.sizes import Activation, AdaptersText, Variant
+from mjp_privacy.models.sizes import Activation, AdaptersText, DalKind, Variant
+from mjp_privacy.models.vit import CHANNELS
 
-CHANNELS = 3
 LARGEST = 2.0  # of a mean or std; beyond it they are of pixels from 0 to 255
 SMALLEST_STD = 1e-4
 
@@ -283,6 +282,8 @@ def _plain_timm_names() -> list[str]:
 
 NEEDED = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
 PIXELS = ("mean", "std")
+PICTURES = (*PIXELS, "resize", "interpolation", "trained_gamma")
+"""What a user may say of a file that states its network's sizes."""
 OPTIONS = ("img_size", "num_heads", *PIXELS)  # that `mjp attack` has, for one's own model
 
 
@@ -296,13 +297,6 @@ def check_complete(
     options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
     advice = "Give that to load_model or in the model's part of the config"
     advice += f", or to `mjp attack` as {options}." if options else "."
-    from timm.models import get_pretrained_cfg, is_model
-
-    if _TIMM_NAME.fullmatch(spec.name) and is_model(spec.name.partition(".")[0]):
-        declared = get_pretrained_cfg(spec.name, allow_unregistered=False)
-        known = {key: getattr(declared, key, None) for key in PIXELS if key in missing}
-        pixels = ", ".join(f"{key}={tuple(value)}" for key, value in known.items() if value)
-        advice += f" timm declares {pixels}, if the client used that." if pixels else ""
     raise UserError(
         f"{source}: {', '.join(missing)} cannot be read off the checkpoint and never guessed. "
         f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. {advice}"
@@ -313,7 +307,7 @@ def check_complete(
 
 MOST_LETTERS = 100
 """Of a label in a table; a longer one is shortened in its middle."""
-GENERIC = ("model", "model_float16", "checkpoint")
+GENERIC = ("model", "checkpoint")
 """Names of files that say nothing; the folder's name says what they are."""
 
 
@@ -372,31 +366,3 @@ def _named(item: str, option: str) -> NamedCheckpoint:
     if source is None and nearly:
         raise unknown_name("model", path, list(NAMED_MODELS))
     return NamedCheckpoint(shown(label, MOST_LETTERS), source or path)
-
-
-TABLE = FileKind("a table of models", "Give another --out.", 1 << 30)
-ESCAPE = "'"  # before a label that a spreadsheet would take for a formula
-
-
-def keep_earlier(
-    out: Path, name: str, checkpoints: Sequence[NamedCheckpoint], column: str = "model"
-) -> None:
-    """Raise where the CSV `name` in `out` has a model that is not among these: its figures would be
-    lost. A command that is given again may replace its own.
-
-    keep_earlier(Path("out"), "summary.csv", named_checkpoints(["cifar_vit"], "--checkpoint"))
-
-    column: of the labels; lines of another `kind` than "model" do not count
-    """
-    path = out / name
-    if not path.is_file():
-        return
-    rows = [row for row in read_csv(path, TABLE, [column]) if row.get("kind", "model") == "model"]
-    there = list(dict.fromkeys(row[column].removeprefix(ESCAPE) for row in rows))
-    labels = [checkpoint.label.removeprefix(ESCAPE) for checkpoint in checkpoints]
-    if others := [shown(label, 100) for label in there if label not in labels]:
-        raise UserError(
-            f"--out {shown(out)} holds {name} with {', '.join(others)}, and this command is about "
-            f"{', '.join(labels)}: what stands there would be lost. Give another --out, name "
-            "those models too, or move the folder away."
-        )

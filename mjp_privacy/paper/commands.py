@@ -38,8 +38,8 @@ class SampleArguments:
     """Draw so many training pictures, and a quarter as many for validation, in place of --from: six
     classes, for trying out `mjp train` with task segmentation."""
     cifar10: Annotated[Path | None, tyro.conf.arg(metavar="TAR_GZ")] = None
-    """cifar-10-binary.tar.gz, or the folder that it unpacks to, in place of --from: writes
-    cifar10-train.zip and cifar10-test.zip, class folders of PNG files, into --out."""
+    """cifar-10-binary.tar.gz in place of --from: cifar10-train.zip and cifar10-test.zip, of class
+    folders of PNG files, are written into --out."""
     per_class: int = 1
     """Images of each class."""
     seed: int = 0
@@ -64,7 +64,7 @@ class AnalysisArguments:
     """Files, each PATH or LABEL=PATH; or names: timm:NAME, or a model that comes with this
     package. The pictures have their order: name the plain one first."""
     out: Path
-    """Folder for analysis.md, .csv, .json, analysis.png and an attention picture a model."""
+    """New or empty folder for analysis.md, .csv, analysis.png and an attention picture a model."""
     images: Path = Path("embedded")
     """Images for the attention maps: a folder, a zip, or `embedded`, scikit-image's photographs."""
     limit: int = 20
@@ -78,9 +78,6 @@ class AnalysisArguments:
     """Per-channel mean, one number or three, for files that do not state it."""
     std: tuple[float, ...] | None = None
     """Per-channel deviation, likewise."""
-    umap: bool = False
-    """Also lay the tables out in a plane by UMAP (Fig. 1 and 7) from two seeds: umap.png. Needs the
-    package umap-learn, and about half a minute a table."""
     seed: int = 0
     """Of the folds of the regression and of the choice of images."""
     threads: int | None = None

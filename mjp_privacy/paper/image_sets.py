@@ -13,9 +13,9 @@ OUT/shapes.json                                   seed and number
 
 Corrupted photographs of a sample of anybody's images are written in ImageNet-C's layout:
 
-OUT/<corruption>/<severity>/<class>/<name>.JPEG   the class by its synset where the images show it
-OUT/corrupted.json    seed, size, what differs from the official files, and how many classes there
-                      were where plain folders were numbered in sorted order
+OUT/<corruption>/<severity>/<class>/<name>.JPEG   the class by its synset or folder where the images
+                                                  lie in one, else by its index
+OUT/corrupted.json    seed, size, and what differs from the official files
 OUT/images.csv        file,label,image_id,sha256 of each image that was corrupted
 OUT/skipped.csv       file,label,reason: candidates that could not be read
 """
@@ -23,6 +23,7 @@ OUT/skipped.csv       file,label,reason: candidates that could not be read
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import tarfile
 import zipfile
@@ -43,9 +44,18 @@ from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import MIB, FileKind, is_there
 from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing
-from mjp_privacy.data.labels import is_class_index, is_synset, synset_indices
-from mjp_privacy.data.sample import Sample, choose, csv_text, refuse_out, remarks
+from mjp_privacy.data.labels import is_synset, synset_indices
+from mjp_privacy.data.sample import (
+    Sample,
+    choose,
+    csv_text,
+    file_in,
+    refuse_out,
+    remarks,
+    whole_folder,
+)
 from mjp_privacy.paper.corruptions import CORRUPTIONS, SEVERITIES, corrupted
+from mjp_privacy.training.batches import class_folders
 
 # CIFAR-10 -----------------------------------------------------------------------------------------
 
@@ -65,10 +75,9 @@ LARGEST = 1 << 30
 
 WHERE = (
     "Give cifar-10-binary.tar.gz, the “binary version” of "
-    "https://www.cs.toronto.edu/~kriz/cifar.html, or the folder that it unpacks to."
+    "https://www.cs.toronto.edu/~kriz/cifar.html."
 )
 ARCHIVE = FileKind("CIFAR-10's binary version as a .tar.gz", WHERE, LARGEST)
-BATCH = FileKind("a file of CIFAR-10's binary version", WHERE, LARGEST)
 
 Picture = tuple[str, NDArray[np.uint8]]  # its name in the zip, and (32, 32, 3)
 
@@ -82,11 +91,7 @@ def make_cifar10(source: Path, out: Path) -> str:
                 f"{shown(out / name)} is there already. Expected a folder without it: give another "
                 "--out, or remove the file."
             )
-    names = [name for files in FILES.values() for name in files]
-    if source.is_dir():
-        contents = {name: BATCH.bytes(source / name) for name in names}
-    else:
-        contents = _of_archive(source, names)
+    contents = _of_archive(source, [name for files in FILES.values() for name in files])
     sets = {name: list(_pictures(source, contents, files)) for name, files in FILES.items()}
     output_folder(out)
     for name, pictures in sets.items():
@@ -126,12 +131,12 @@ def _pictures(
     for file in files:
         content = contents[file]
         if len(content) != RECORD * IN_A_FILE:
-            raise BATCH.refusal(
+            raise ARCHIVE.refusal(
                 source, f"{len(content):,} bytes or more, not {RECORD * IN_A_FILE:,}", file
             )
         records = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
         if records[:, 0].max() >= len(CLASSES):
-            raise BATCH.refusal(source, f"a picture of class {records[:, 0].max()}", file)
+            raise ARCHIVE.refusal(source, f"a picture of class {records[:, 0].max()}", file)
         for record in records:
             label = int(record[0])
             pixels = np.ascontiguousarray(record[1:].reshape(3, 32, 32).transpose(1, 2, 0))
@@ -164,21 +169,20 @@ Labels = NDArray[np.uint8]
 
 
 def make_shapes(out: Path, number: int, seed: int) -> str:
-    """Draw `number` training pictures and a quarter as many for validation, those that are there
-    again, the same; says what was done."""
+    """Draw `number` training pictures and a quarter as many for validation; says what was done."""
     if not 1 <= number <= MOST:
         raise UserError(f"--shapes is a number of pictures: expected 1 to {MOST}, got {number}.")
     about = json.dumps({"seed": seed, "training": number, "classes": SHAPES}, indent=2) + "\n"
-    _begin(out, {"shapes.json": about}, "these shapes")
     numbers = {"training": number, "validation": max(number // 4, 1)}
-    for split, many in numbers.items():
-        for place in range(many):
-            pixels, labels = drawn(derive_seed("shapes", seed, split, place))
-            name = f"{split}/{place:06d}"
-            photograph = partial(Image.fromarray(pixels).save, format="JPEG", quality=95)
-            write_atomically(out / f"images/{name}.jpg", photograph)
-            label_map = partial(Image.fromarray(labels).save, format="PNG")
-            write_atomically(out / f"annotations/{name}.png", label_map)
+    with whole_folder(out) as folder:
+        (folder / "shapes.json").write_text(about, encoding="utf-8")
+        for split, many in numbers.items():
+            for place in range(many):
+                pixels, labels = drawn(derive_seed("shapes", seed, split, place))
+                name = f"{split}/{place:06d}"
+                photograph = file_in(folder, f"images/{name}.jpg")
+                Image.fromarray(pixels).save(photograph, "JPEG", quality=95)
+                Image.fromarray(labels).save(file_in(folder, f"annotations/{name}.png"), "PNG")
     return (
         f"Drew {number} training and {numbers['validation']} validation pictures with label maps "
         f"into {shown(out)}: synthetic shapes in ADE20K's layout, {len(SHAPES)} classes."
@@ -241,26 +245,6 @@ def _striped(one: Pixels, other: Pixels, along: Pixels) -> Pixels:
     return np.where((along // 3 % 2 == 0)[..., None], one, other)
 
 
-LISTS = FileKind("a list that `mjp sample` wrote", "Give another --out.", 1 << 30)
-
-
-def _begin(out: Path, lists: Mapping[str, str], what: str) -> None:
-    """Make the folder and write what says which set it holds; UserError where something else is
-    there. A command that was stopped finds its own lists, and goes on."""
-    contents = {name: text.encode() for name, text in lists.items()}
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        for name, content in contents.items():
-            if not is_there(out / name) or LISTS.bytes(out / name) != content:
-                raise UserError(
-                    f"--out {shown(out)} is a file, or holds something other than {what}. Expected "
-                    "a new or empty folder, or one where the same command was stopped: give "
-                    "another name, or move the files away."
-                )
-    output_folder(out)
-    for name, content in contents.items():
-        write_atomically(out / name, partial(Path.write_bytes, data=content))
-
-
 # corrupted photographs ----------------------------------------------------------------------------
 
 CORRUPTED = "corrupted.json"
@@ -281,7 +265,6 @@ DIFFERENCES = [
     "official code draws all pictures from one stream.",
 ]
 
-PLAIN = "plain_class_folders"
 LEAST_SIDE, MOST_SIDE = 32, 1024
 """Pixels a side."""
 QUALITY = 85
@@ -297,8 +280,8 @@ def make_corrupted(
     seed: int,
     size: int,
 ) -> Outcome:
-    """Write every image of a sample under every corruption and severity, but for files that are
-    there already; lines on what was done."""
+    """Write every image of a sample under every corruption and severity; lines on what was
+    done."""
     if not LEAST_SIDE <= size <= MOST_SIDE:
         raise UserError(
             f"--size is a side in pixels: expected {LEAST_SIDE} to {MOST_SIDE}, got {size}."
@@ -306,53 +289,52 @@ def make_corrupted(
     refuse_out(source.path, out)
     sample = choose(source, per_class=per_class, limit=limit, seed=seed)
     records = [record for record, _ in sample.chosen]
-    places = _places(records)
-    lists = _lists(source, sample, places, seed, size)
-    _begin(out, lists, "these images corrupted with this seed and size")
-    new = 0
-    with Progress("corrupting", len(records), "images") as bar:
+    places = _places(records, class_folders(source.records))
+    bar = Progress("corrupting", len(records), "images")
+    with whole_folder(out) as folder, bar:
+        for name, text in _lists(sample, places, seed, size).items():
+            (folder / name).write_text(text, encoding="utf-8", newline="")
         for record in records:
-            new += _corrupt(source, record, out, places[record], seed, size)
+            _corrupt(source, record, folder, places[record], seed, size)
             bar.advance()
     lines = [
         f"{shown(out)} holds {len(records)} images under {len(CORRUPTIONS)} corruptions at "
-        f"{len(SEVERITIES)} severities; {new} files are new.",
+        f"{len(SEVERITIES)} severities.",
         f"These are not the official files of ImageNet-C; {CORRUPTED} says what differs.",
-        *remarks(sample, per_class, source.altered.remark),
+        *remarks(sample, per_class),
     ]
     return Outcome("\n".join(lines), sample.reasons)
 
 
 def _corrupt(
     source: ImageSource, record: ImageRecord, out: Path, place: str, seed: int, size: int
-) -> int:
-    """Write one image's 75 files; the number of those that were not there."""
-    cells = [(corruption, severity) for corruption in CORRUPTIONS for severity in SEVERITIES]
-    targets = {cell: out / cell[0] / str(cell[1]) / place for cell in cells}
-    missing = {cell: path for cell, path in targets.items() if not path.is_file()}
-    if not missing:
-        return 0
+) -> None:
+    """Write one image's 75 files."""
     square = Preprocessing.robustness_sets(size)(source.decode(record)).permute(1, 2, 0).numpy()
     pixels = np.rint(square * 255).astype(np.uint8)
     name = PurePosixPath(record.image_id).name
-    for cell, path in missing.items():
-        chance = derive_seed("corrupt", seed, str(record.label), name, *cell)
-        picture = Image.fromarray(corrupted(pixels, *cell, np.random.default_rng(chance)))
-        write_atomically(path, partial(picture.save, format="JPEG", quality=QUALITY, optimize=True))
-    return len(missing)
+    for corruption, severity in itertools.product(CORRUPTIONS, SEVERITIES):
+        chance = derive_seed("corrupt", seed, str(record.label), name, corruption, severity)
+        changed = corrupted(pixels, corruption, severity, np.random.default_rng(chance))
+        file = file_in(out, f"{corruption}/{severity}/{place}")
+        Image.fromarray(changed).save(file, "JPEG", quality=QUALITY, optimize=True)
 
 
-def _places(records: Sequence[ImageRecord]) -> Mapping[ImageRecord, str]:
+def _places(
+    records: Sequence[ImageRecord], plain: Mapping[int | None, str]
+) -> Mapping[ImageRecord, str]:
     """`class/name.JPEG` of each image; where two would share one, both have their whole path.
 
-    A class is the synset whose index is the label, if the image lies in its folder; else the label.
+    A class is the synset whose index is the label, if the image lies in its folder; else its folder
+    among `plain` ones, which are numbered in sorted order, as whoever reads them does; else the
+    label.
     """
     folders, places = {}, {}
     for record in records:
         parts = PurePosixPath(record.image_id).parts[:-1]
         synset = next((part for part in reversed(parts) if is_synset(part)), "")
         is_label = synset_indices().get(synset) == record.label
-        folders[record] = synset if is_label else str(record.label)
+        folders[record] = synset if is_label else plain.get(record.label, str(record.label))
         places[record] = f"{folders[record]}/{PurePosixPath(record.image_id).stem}.JPEG"
     often = Counter(places.values())
     return {
@@ -364,7 +346,6 @@ def _places(records: Sequence[ImageRecord]) -> Mapping[ImageRecord, str]:
 
 
 def _lists(
-    source: ImageSource,
     sample: Sample,
     places: Mapping[ImageRecord, str],
     seed: int,
@@ -381,9 +362,6 @@ def _lists(
         "images": len(rows),
         "differs_from_the_official_files": DIFFERENCES,
     }
-    folders = {PurePosixPath(record.image_id).parent.name for record in source.records}
-    if source.records[0].label_source == "folder" and not all(map(is_class_index, folders)):
-        about[PLAIN] = len({record.label for record in source.records})
     return {
         CORRUPTED: json.dumps(about, indent=1) + "\n",
         "images.csv": csv_text(("file", "label", "image_id", "sha256"), rows),

@@ -341,8 +341,6 @@ OF_SIZE = ("grid", "width", "constant_1d", "constant_2d")
 MOSTLY = 50
 """The share of its own start, in percent, from which a table counts as mostly that."""
 SEEDS_OF_NOISE = 10
-READ = 0.5
-"""Of the error of a constant guess: below it the patches' places count as read."""
 
 Noise = Sequence[Figures]
 """Of tables of one size from N(0, 1), none of them trained, one for each seed."""
@@ -396,33 +394,3 @@ def noise(grid: int, width: int) -> Noise:
     """Each has one draw of the folds: what differs between tables is more than that."""
     tables = enumerate(noise_table(grid, width, seed) for seed in range(SEEDS_OF_NOISE))
     return [figures_of(table, seed=seed, repeats=1) for seed, table in tables]
-
-
-def sentence(result: Analysed, noises: Sequence[Noise]) -> str:
-    """The answer in words."""
-    row = result.row
-    if result.figures is None:
-        return f"{result.label}: has no position embeddings, so nothing tells a place."
-    shares = [
-        figures.numbers["variance_3"]
-        for tables in noises
-        for figures in tables
-        if (figures.table.grid, figures.table.width) == (row["grid"], row["width"])
-    ]
-    kept = ""
-    if result.learned is not None:
-        verdict = "mostly the noise it started from"
-        kept = (
-            f"; {row['start_share']:.1f} % of the variance is still that of its start, N(0, "
-            f"{row['start_std']:.1g}²); of what was learned beside it 3 dimensions hold "
-            f"{row['rest_variance_3']:.1f} %"
-        )
-    elif row["mae_2d"] <= READ * row["constant_2d"]:
-        verdict = "the patches' places can be read from it"
-    else:
-        verdict = "a linear map reads little of the patches' places"
-    return (
-        f"{result.label}: {verdict}. 3 dimensions hold {row['variance_3']:.1f} % of the "
-        f"variance (noise {min(shares):.1f} to {max(shares):.1f}), a linear map misses a patch by "
-        f"{row['mae_2d']:.2f} (a constant by {row['constant_2d']:.2f}){kept}."
-    )

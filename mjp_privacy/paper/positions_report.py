@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import html
-import importlib
 import math
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,15 +15,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mjp_privacy.core.command import Outcome, plain_value
+from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.drawing import INK, MUTED, RULE, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder, write_atomically, write_json
+from mjp_privacy.core.files import check_empty, output_folder, write_atomically
 from mjp_privacy.core.text import formula_free, shown
 from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
 from mjp_privacy.data.images import keep_apart
 from mjp_privacy.models import LoadedModel, load_model
-from mjp_privacy.models.zoo import NamedCheckpoint, keep_earlier, named_checkpoints
+from mjp_privacy.models.zoo import NamedCheckpoint, named_checkpoints
 from mjp_privacy.paper.commands import AnalysisArguments
 from mjp_privacy.paper.positions import (
     DIMENSIONS,
@@ -40,7 +38,6 @@ from mjp_privacy.paper.positions import (
     noise,
     position_table,
     projection,
-    sentence,
 )
 from mjp_privacy.training.config import PUBLISHED
 from mjp_privacy.training.evaluation import (
@@ -118,17 +115,14 @@ LEGEND = (
     "heads, images: how much the last block's class-token attention differs between heads and "
     "between images, 0 (alike) to 1 (Jensen-Shannon divergence over its largest value; ours, the "
     "paper has no number).",
-    "Planes: PCA. UMAP's, which Figures 1 and 7 show, depends on a seed and two settings that the "
-    "paper does not print (--umap draws it from two seeds); the regression measures what such a "
-    "picture suggests.",
+    "Planes: PCA. Figures 1 and 7 show UMAP's, which depend on a seed and two settings that the "
+    "paper does not print.",
 )
 
 
-def write_tables(
-    results: Sequence[Analysed], noises: Sequence[Noise], out: Path, *, has_umap: bool
-) -> str:
-    """Write analysis.md, analysis.csv and analysis.json into a folder; what the command prints."""
-    lines, said = rows(results, noises), [sentence(result, noises) for result in results]
+def write_tables(results: Sequence[Analysed], noises: Sequence[Noise], out: Path) -> str:
+    """Write analysis.md and analysis.csv into a folder; what the command prints."""
+    lines = rows(results, noises)
     table = pd.DataFrame(lines)
     table = table.astype({name: "Int64" for name in COUNTS if name in table})
     table["label"] = table["label"].map(formula_free)
@@ -140,27 +134,18 @@ def write_tables(
     ]
     parts = [
         "# What the position embeddings hold",
-        "\n".join(f"- {_escaped(words)}" for words in said),
         "\n".join(cells),
         "\n".join(f"- {_escaped(words)}" for words in (*LEGEND, *CAVEATS, *notes)),
         "![tables](analysis.png)",
-        *(["![planes by UMAP](umap.png)"] if has_umap else []),
         *(
             f"![attention of {_escaped(result.label)}](attention_{number}.png)"
             for number, result in enumerate(results, 1)
         ),
     ]
     markdown = "\n\n".join(parts) + "\n"
-    curves = {
-        result.label: {"variance": figures.variance.tolist(), "energy": figures.energy.tolist()}
-        for result in results
-        if (figures := result.figures) is not None
-    }
-    content = {"rows": lines, "curves": curves, "caveats": CAVEATS}
     write_atomically(out / "analysis.csv", partial(table.to_csv, index=False))
-    write_json(out / "analysis.json", plain_value(content))
     write_atomically(out / "analysis.md", lambda place: place.write_text(markdown, "utf-8"))
-    return "\n".join([*said, "", *cells])
+    return "\n".join(cells)
 
 
 def _cells(lines: Sequence[Row]) -> Iterator[list[str]]:
@@ -205,11 +190,6 @@ MOST_ROWS = 12
 DIMENSIONS_DRAWN = 40
 MOST_HEADS = 8
 """Heads whose attention is drawn; all enter the figures."""
-NEIGHBOURS = 15
-"""Nearest patches that a patch is tied to: UMAP's own setting."""
-APART = 0.1
-"""Least distance of two patches in UMAP's plane: its own setting."""
-SEEDS = (0, 1)
 
 
 def draw_analysis(results: Sequence[Analysed], noises: Sequence[Noise], path: Path) -> None:
@@ -317,45 +297,6 @@ def draw_joined(axes: Any, points: Matrix) -> None:
     axes.scatter(*points.reshape(grid**2, -1).T, c=hues, s=14, zorder=2)
 
 
-# UMAP ---------------------------------------------------------------------------------------------
-
-
-def umap_library() -> Any:
-    """The module `umap`; UserError with what to install where there is none."""
-    try:
-        return importlib.import_module("umap")
-    except ImportError as error:
-        raise UserError(
-            "--umap: expected the package umap-learn, which is not installed. Run "
-            "`pip install .[umap]`, or leave out --umap: analysis.png has PCA's plane."
-        ) from error
-
-
-def umap_plane(table: PositionTable, seed: int) -> Matrix:
-    """The patches (N, 2) in the plane; the same for the same table and seed."""
-    neighbours = min(NEIGHBOURS, len(table.rows) - 1)
-    with warnings.catch_warnings():  # it says that a seed costs it its threads
-        warnings.simplefilter("ignore")
-        settings = {"n_neighbors": neighbours, "min_dist": APART, "random_state": seed}
-        plane: Matrix = umap_library().UMAP(**settings, n_jobs=1).fit_transform(table.rows)
-    return plane
-
-
-def draw_umap(tables: Sequence[tuple[str, PositionTable]], path: Path) -> None:
-    """A row for each named table, a column for each of two seeds.
-
-    UMAP keeps near neighbours near and little else: distances and shapes in its plane depend on
-    its seed and settings, which the paper does not print. The settings are the library's.
-    """
-    size = 3.2
-    with picture(path, size * len(SEEDS), size * len(tables), dpi=80) as figure:
-        panels = figure.subplots(len(tables), len(SEEDS), squeeze=False)
-        for line, (title, table) in zip(panels, tables, strict=True):
-            for panel, seed in zip(line, SEEDS, strict=True):
-                draw_joined(panel, umap_plane(table, seed).reshape(table.grid, table.grid, 2))
-                panel.set_title(f"{title}, seed {seed}", fontsize=8, loc="left")
-
-
 # attention ----------------------------------------------------------------------------------------
 
 
@@ -392,13 +333,11 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
         raise UserError(f"--seed: expected 0 to 2**63 - 1, got {arguments.seed}.")
     if not arguments.checkpoints:
         raise UserError("mjp analyse: expected one or more checkpoints, got none. Name them.")
-    if arguments.umap:
-        umap_library()  # refuse before the work
     named = named_checkpoints(arguments.checkpoints, "mjp analyse")
     source = open_images(arguments.images)
     records = spread_subset(source.records, arguments.limit, arguments.seed)
     keep_apart(arguments.out, {"--images": arguments.images})
-    keep_earlier(arguments.out, "analysis.csv", named, "label")
+    check_empty(arguments.out)
     loaded = _loaded(named, arguments)
     out = output_folder(arguments.out)
     results: list[Analysed] = []
@@ -411,9 +350,7 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
     sizes = dict.fromkeys((table.grid, table.width) for _, table in loaded if table is not None)
     noises = [noise(*size) for size in sizes]
     draw_analysis(results, noises, out / "analysis.png")
-    if arguments.umap:
-        draw_umap(drawn_tables(results), out / "umap.png")
-    text = write_tables(results, noises, out, has_umap=arguments.umap)
+    text = write_tables(results, noises, out)
     return Outcome(f"{text}\n{out / 'analysis.md'}", failed)
 
 

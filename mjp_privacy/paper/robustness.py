@@ -9,7 +9,6 @@ A, O  n01498041/0.000116_digital clock _ digital clock_0.865662.jpg: 200 classes
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,16 +21,15 @@ from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.core.read import json_value
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing, open_images, spread_subset
 from mjp_privacy.data.files import image_names, open_files
-from mjp_privacy.data.labels import NUM_IMAGENET, some, synset_indices
+from mjp_privacy.data.labels import NUM_IMAGENET, some
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import named_checkpoints
 from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
-from mjp_privacy.paper.image_sets import CORRUPTED, LISTS, PLAIN
+from mjp_privacy.paper.image_sets import CORRUPTED
 from mjp_privacy.paper.robustness_scores import (
     CAVEATS,
     Line,
@@ -63,11 +61,8 @@ Cell = tuple[str, int]  # corruption and severity
 
 EXAMPLE = "gaussian_noise/1/n01440764/ILSVRC2012_val_00000293.JPEG"
 CLASSES = 200
-OFFICIAL: Mapping[str, tuple[str, int]] = {
-    "A": ("f6aa4b23244554d9b864fd715ae20048f6a9686388911b2dfbf1ada01bf0f520", 7500),
-    "O": ("39f8e64e8f89efad8fd9615c061abc61695ffbd27793e87199181cb4fb340083", 2000),
-}
-"""SHA-256 of the sorted synsets, one a line, and number of images of the published sets."""
+OFFICIAL: Mapping[str, int] = {"A": 7500, "O": 2000}
+"""Number of images of the published sets."""
 
 
 class CorruptionFolders(NamedTuple):
@@ -75,14 +70,11 @@ class CorruptionFolders(NamedTuple):
 
     images         those of the first folder; the others hold files of the same names
     official       False for our own corruptions
-    plain_classes  how many classes a model must have, for numbers of plain folders to be its own;
-                   None where the numbers mean something without that, and for official files
     """
 
     by_cell: Mapping[Cell, Path]
     images: ImageSource
     official: bool
-    plain_classes: int | None
 
 
 def corruption_folders(path: Path) -> CorruptionFolders:
@@ -121,12 +113,7 @@ def corruption_folders(path: Path) -> CorruptionFolders:
             f"--imagenet-c {shown(path)}: the images of {cells[first].relative_to(path)} lie in no "
             f"class folders. Expected files such as {EXAMPLE}."
         )
-    marker, about = path / CORRUPTED, None
-    if marker.is_file():
-        about = json_value(LISTS.bytes(marker).decode("utf-8", "replace"), marker, LISTS)
-    count = about.get(PLAIN) if isinstance(about, dict) else None
-    plain = count if isinstance(count, int) else None
-    return CorruptionFolders(cells, images, not marker.exists(), plain)
+    return CorruptionFolders(cells, images, not (path / CORRUPTED).exists())
 
 
 class TwoHundred(NamedTuple):
@@ -149,11 +136,8 @@ def two_hundred_classes(path: Path, letter: str) -> TwoHundred:
             "in: answers are restricted to its classes, so with some of them missing the figures "
             "would be others."
         )
-    digest, count = OFFICIAL[letter]
-    synsets = sorted(synset for synset, index in synset_indices().items() if index in labels)
-    same = hashlib.sha256("\n".join(synsets).encode()).hexdigest() == digest
     classes = sorted(label for label in labels if label is not None)
-    return TwoHundred(source, classes, same and len(source.records) == count)
+    return TwoHundred(source, classes, len(source.records) == OFFICIAL[letter])
 
 
 # the command --------------------------------------------------------------------------------------
@@ -224,9 +208,7 @@ class Robustness:
         self.strange = two_hundred_classes(o, "O") if o else None
         self.errors: dict[str, pd.DataFrame] = {}
         self.unreadable: dict[str, str] = {}
-        prepare_folder(
-            arguments, "robustness.csv", "imagenet_c", "imagenet_a", "imagenet_o", "data"
-        )
+        prepare_folder(arguments, "imagenet_c", "imagenet_a", "imagenet_o", "data")
 
     def models(self) -> list[Model]:
         """All checkpoints, loaded before work begins, so that mistakes show at once."""
@@ -235,7 +217,7 @@ class Robustness:
         for checkpoint in named_checkpoints(self.arguments.checkpoint, "--checkpoint"):
             label, network = checkpoint.label, load_checkpoint(checkpoint, self.arguments)
             self._check_classes(label, network.card.num_classes)
-            paper = counterpart(network, papers_row(checkpoint, self.arguments))
+            paper = counterpart(network, papers_row(checkpoint))
             models.append(Model(label, network.to(device), paper))
         return models
 
@@ -246,14 +228,6 @@ class Robustness:
                 "1000. Give another --checkpoint."
             )
         if self.corrupted:
-            plain = self.corrupted.plain_classes
-            if plain not in (None, classes):
-                raise UserError(
-                    f"--imagenet-c was made of {plain} class folders, numbered in sorted order, "
-                    f"and {label} has {classes} classes: expected as many, or the numbers are not "
-                    "the model's. Give images in folders of synsets or of class indices to `mjp "
-                    "sample --corrupt`, or another --checkpoint."
-                )
             check_labels(self.corrupted.images.records, classes, "--imagenet-c", label)
         if self.ordinary:
             check_labels(self.ordinary.records, classes, "--data", label)
@@ -386,8 +360,6 @@ OF_MEASURES = {
     "other.",
     "AUPR": "AUPR: strange images told from those of --data by the largest softmax share among the "
     "200 classes. It grows with the share of strange images, which chance would reach.",
-    "RMS calibration error": "RMS calibration error over all bins of 100 images; the official code "
-    "leaves out the last bin.",
 }
 """Notes by the measures that they are about."""
 

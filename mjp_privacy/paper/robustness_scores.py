@@ -32,8 +32,6 @@ Dietterich publish it."""
 ALEXNETS_CLASSES = 1000
 """What these are errors among: beside a model with other classes they say nothing."""
 
-BIN = 100
-"""Images in a bin of the calibration error, as in the official code."""
 RESAMPLES = 500
 
 
@@ -48,22 +46,6 @@ def accuracy_when_answering(confidence: Floats, correct: Floats) -> float:
     means = np.add.reduceat(ranked, first) / size
     answered = np.arange(1, len(ranked) + 1)
     return float((np.cumsum(np.repeat(means, size)) / answered).mean())
-
-
-def rms_calibration(confidence: Floats, correct: Floats) -> float:
-    """Root of the mean square of (confidence - accuracy) over bins of 100 images of near
-    confidence; what is left over belongs to the last bin.
-
-    The official code leaves the last bin, that of the most confident answers, out of the sum; here
-    all bins count.
-    """
-    order = np.argsort(confidence, kind="stable")
-    bins = np.array_split(order, np.arange(1, max(1, len(order) // BIN)) * BIN)
-    squares = [
-        len(members) * (confidence[members].mean() - correct[members].mean()) ** 2
-        for members in bins
-    ]
-    return float(np.sqrt(sum(squares) / len(order)))
 
 
 def average_precision(strange: Floats, ordinary: Floats) -> float:
@@ -190,17 +172,13 @@ def line(
 
 
 def hard_lines(rows: pd.DataFrame, paper: Mapping[str, Any]) -> list[Line]:
-    """Accuracy, AURRA and RMS calibration error of answers to ImageNet-A."""
+    """Accuracy and AURRA of answers to ImageNet-A."""
     confidence, correct = rows[["confidence", "correct"]].dropna().to_numpy(dtype=np.float64).T
     failed = len(rows) - len(correct)
     aurra = resampled(accuracy_when_answering, (confidence, correct), failed=failed)
-    # no interval: resampling adds to the noise in a bin what the error is a root of, and the
-    # percentiles lie above the estimate
-    calibration = 100 * rms_calibration(confidence, correct)
     return [
         line("accuracy", share(rows["correct"]), paper=paper.get("accuracy")),
         line("AURRA", aurra, paper=paper.get("aurra")),
-        line("RMS calibration error", figure(calibration, len(correct), failed)),
     ]
 
 

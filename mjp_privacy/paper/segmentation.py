@@ -228,18 +228,9 @@ def line_of(
     return line | {f"paper_{name}": paper.get(name) for name in ("miou", "macc")}
 
 
-def markdown(table: pd.DataFrame, unreadable: Mapping[str, Mapping[str, str]]) -> str:
-    """The lines as a table with the paper's figures beside ours, and notes below.
-
-    unreadable: by model, why pictures could not be read
-    """
+def markdown(table: pd.DataFrame) -> str:
+    """The lines as a table with the paper's figures beside ours, and notes below."""
     notes = [*NOTES, CAVEAT] if table["paper_row"].any() else [*NOTES]
-    for label, reasons in unreadable.items():
-        if reasons:
-            notes.append(
-                f"{label}: without {len(reasons)} that could not be read; the first: "
-                f"{next(iter(reasons.values()))}."
-            )
     cells = []
     for line in table.to_dict("records"):
         n = f"{line['n']}" + (f" ({line['failed']} unreadable)" if line["failed"] else "")
@@ -268,22 +259,21 @@ def write_segmentation(arguments: EvaluationArguments) -> Outcome:
                 "--ade20k measures segmentation alone: expected --checkpoint, --limit, --seed, "
                 f"--device and --out beside it, got --{option.name.replace('_', '-')}."
             )
-    prepare_folder(arguments, "segmentation.csv", "ade20k")
+    prepare_folder(arguments, "ade20k")
     lines: list[dict[str, object]] = []
     rows: list[pd.DataFrame] = []
-    unreadable: dict[str, Mapping[str, str]] = {}
+    failed: dict[str, str] = {}
     text, table = "", pd.DataFrame()
     for line, mine, reasons in _measured(arguments, arguments.ade20k):
         label = str(line["model"])
         lines.append(line)
         rows.append(mine.assign(model=label))
-        unreadable[label] = reasons
+        failed |= reasons
         table = pd.DataFrame(lines)
-        text = markdown(table, unreadable)
+        text = markdown(table)
         if arguments.out:
             tables = {"per_picture.csv": pd.concat(rows), "segmentation.csv": table}
             write_report(arguments.out, tables, "segmentation.md", text)
-    failed = {name: why for reasons in unreadable.values() for name, why in reasons.items()}
     return Outcome(text, failed, table.to_dict("records"))
 
 
@@ -304,15 +294,6 @@ def _measured(
     records = [ImageRecord(name) for name in pairs.pictures]
     chosen = spread_subset(records, arguments.limit, arguments.seed)
     measured_at = [pairs.pictures.index(record.image_id) for record in chosen]
-    largest = pairs.largest_label(measured_at)
-    for checkpoint, (_, config) in zip(named, loaded, strict=True):
-        # else the pictures left would be a choice of the easier ones
-        if largest > (classes := config.model.num_classes):
-            raise UserError(
-                f"--ade20k: {checkpoint.label}: labels up to {largest}, the model has {classes} "
-                "classes. Expected the classes that the model was trained on: give its data, or a "
-                "model of this data."
-            )
     first: Counts | None = None
     for checkpoint, (network, config) in zip(named, loaded, strict=True):
         label, own = checkpoint.label, replace(pairs, classes=config.model.num_classes)

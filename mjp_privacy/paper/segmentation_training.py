@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -32,7 +32,7 @@ from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import json_value
 from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.decoding import Header, ImageError, decoded, header
+from mjp_privacy.data.decoding import ImageError, decoded
 from mjp_privacy.data.files import IMAGE_SUFFIXES, Files, open_files
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, located
@@ -47,7 +47,6 @@ from mjp_privacy.training.learner import check_initial as check_sizes
 from mjp_privacy.training.processes import World
 
 Read = TypeVar("Read")
-LABELS = partial(decoded, labels=True)
 TRAINING, VALIDATION = "training", "validation"
 LAYOUT = "images/{training,validation}/NAME.jpg beside annotations/{training,validation}/NAME.png"
 
@@ -78,19 +77,39 @@ class Pairs:
         return transform(*self.read(place), seed)
 
     def read(self, place: int) -> tuple[Image.Image, NDArray[np.uint8]]:
-        """A picture and its label map (H, W). Raises ImageError with the reason."""
-        picture, turn, animated = self._read(self.pictures[place], decoded)
-        return picture, self._labels(place, Header(picture.size, turn, animated))
+        """A picture and its label map (H, W). Raises ImageError with the reason, and a UserError
+        where a label is none of the model's: without such pictures a score would be of a choice of
+        easier ones."""
+        picture, turn = self._read(self.pictures[place], decoded)
+        labels_name = self.maps[place]
+        labels_picture, labels_turn = self._read(labels_name, partial(decoded, labels=True))
+        labels: NDArray[np.uint8] = np.array(labels_picture)
+        if turn != labels_turn:
+            raise ImageError(
+                f"its EXIF orientation is {turn} and that of its label map {labels_turn}, so that "
+                "one would be turned and the other not: save both upright, without the tag",
+                self.pictures[place],
+            )
+        if labels_picture.size != picture.size:
+            sizes = "{}×{} px, its picture {}×{}".format(*labels_picture.size, *picture.size)
+            raise ImageError(f"a label map of {sizes}: both must have one size", labels_name)
+        if (largest := int(labels.max())) > self.classes:
+            raise UserError(
+                f"{shown(labels_name)} has a label {largest}: expected 0 (no label) to "
+                f"{self.classes}, for the model has {self.classes} classes. Give the data that it "
+                "is trained on, or a model of this data."
+            )
+        return picture, labels
 
     def check(self) -> None:
         """Raise a UserError with the number of pictures that cannot be used and the first of them:
-        before a training, which would stop at one. Pictures are not decoded, label maps are."""
+        before a training, which would stop at one."""
         faults: list[str] = []
         with Progress("checking label maps", lambda: len(self), "pictures") as bar:
-            for place, name in enumerate(self.pictures):
+            for place in range(len(self)):
                 bar.advance()
                 try:
-                    self._labels(place, self._read(name, partial(header, behind=True)))
+                    self.read(place)
                 except ImageError as error:
                     faults.append(str(error))
         if faults:
@@ -98,41 +117,6 @@ class Pairs:
                 f"--data: of {len(self)} pictures under images/{self.split}, {len(faults)} cannot "
                 f"be used; the first: {shown(faults[0], 400)}. Repair it, or take it out."
             )
-
-    def largest_label(self, places: Sequence[int]) -> int:
-        """The largest label of these pictures' maps that can be read; 0 if there is none."""
-        largest = 0
-        for place in places:
-            try:
-                labels = self._read(self.maps[place], LABELS).picture
-            except ImageError:
-                continue
-            largest = max(largest, int(np.asarray(labels).max()))
-        return largest
-
-    def _labels(self, place: int, picture: Header) -> NDArray[np.uint8]:
-        """The label map of a picture of this size and EXIF orientation. Raises ImageError unless it
-        has both too, and all of its labels are the model's."""
-        labels_name = self.maps[place]
-        found = self._read(labels_name, LABELS)
-        labels: NDArray[np.uint8] = np.array(found.picture)
-        if picture.turn != found.turn:
-            raise ImageError(
-                f"its EXIF orientation is {picture.turn} and that of its label map {found.turn}, "
-                "so that one would be turned and the other not: save both upright, without the tag",
-                self.pictures[place],
-            )
-        width, height = picture.size
-        if labels.shape != (height, width):
-            got = f"{labels.shape[1]}×{labels.shape[0]} px, its picture {width}×{height}"
-            raise ImageError(f"a label map of {got}: both must have one size", labels_name)
-        if (largest := int(labels.max())) > self.classes:
-            raise ImageError(
-                f"a label {largest}: expected 0 (no label) to {self.classes}, for the model has "
-                f"{self.classes} classes",
-                labels_name,
-            )
-        return labels
 
     def _read(self, name: str, decode: Callable[[bytes], Read]) -> Read:
         """What a file holds; its name goes into the error of one that is unreadable."""

@@ -311,7 +311,7 @@ def commands(configs: Sequence[RunConfig], lines: Sequence[Line]) -> str:
         words = [f"mjp attack {config.file} --out {quote(f'again/{config.name}')}"]
         if any("round" in line.cell.other for line in own):
             words.append("--uploads UPLOADS")
-        elif config.fields.get("images") not in ("embedded", "flat"):
+        elif config.fields.get("images") != "embedded":
             words.append("--images IMAGES")
         planned = max((line.planned for line in own), default=0)
         words += [f"--limit {planned}"] if planned else []

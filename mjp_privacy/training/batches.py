@@ -117,13 +117,6 @@ def epoch_order(seed: int, epoch: int, number: int, repeats: int) -> torch.Tenso
     return order.repeat_interleave(repeats)[:number]
 
 
-NUMBERED = {
-    "folder": "folders that hold images are numbered in sorted order, if not named by their index",
-    "synset": "synset folders have ImageNet's class indices; others are numbered in sorted order",
-}
-"""Where labels come from, by how the images are labelled; elsewhere a label file says them."""
-
-
 def _opened(path: Path, option: str) -> Examples:
     source = open_images(path)
     if any(record.label is None for record in source.records):
@@ -139,11 +132,10 @@ def _check_classes(config: TrainingConfig, train: Examples, held_out: Examples |
     expected = config.model.num_classes
     missing = sorted(set(range(expected)) - set(train.labels))
     if config.data.all_classes and missing:
-        by = NUMBERED.get(train.records[0].label_source, "the label file says which")
         raise UserError(
             f"--data: expected images of {expected} classes; no image has the label "
-            f"{first_of(missing, 8)} ({by}). Add images of these classes, or set model.num_classes "
-            "or data.all_classes: false."
+            f"{first_of(missing, 8)}. {train.source.labels_described} Add images of these classes, "
+            "or set model.num_classes or data.all_classes: false."
         )
     check_labels(train.records, expected, "--data", "the model")
     if held_out is None:

@@ -36,7 +36,7 @@ class TrainArguments:
     """Class folders, a zip of them, or ImageNet's layout with train and val inside; with task
     segmentation a folder or zip in ADE20K's layout."""
     out: Path
-    """The run folder: checkpoint.pt, metrics.jsonl, curves.png, at the end model.safetensors."""
+    """The run folder: checkpoint.pt, metrics.jsonl, at the end curves.png and model.safetensors."""
     row: str | None = None
     """Which of the config's rows to train, if it has rows (A to J of Table 4, ...)."""
     val: Path | None = None
@@ -44,8 +44,6 @@ class TrainArguments:
     preset: Literal["ours", "paper", "authors_code"] | None = None
     """Whose choices to follow where the paper, its authors' code and this project differ
     (docs/paper.md); fields that the row sets stay."""
-    task: Literal["classification", "segmentation"] | None = None
-    """What to train in place of the config's task."""
     initial: Path | None = None
     """Fine-tune from this checkpoint instead of the config's."""
     epochs: int | None = None
@@ -106,7 +104,7 @@ class EvaluationArguments:
     """Shares of shuffled patches in place of the preset's (ours: .27); several make a sweep
     (Fig. 3)."""
     out: Path | None = None
-    """Folder for per_image.csv, summary.csv, table.md and sweep.png; of robustness for
+    """New or empty folder for per_image.csv, summary.csv, table.md and sweep.png; of robustness for
     robustness.csv, robustness.md and, of ImageNet-C, per_image.csv; of segmentation for
     per_picture.csv, segmentation.csv and segmentation.md."""
     labels: Path | None = None
@@ -122,8 +120,6 @@ class EvaluationArguments:
     position_embedding: Literal["learned", "exposed", "strict"] | None = None
     unknown_embedding: bool | None = None
     """False: shuffled patches keep their position embeddings, even in a model with E_unk."""
-    paper_row: Annotated[str, Field(pattern="^[A-J]$")] | None = None
-    """A row of Table 4 (A to J) to compare with, if the checkpoint does not show which."""
     limit: int | None = None
     """At most so many images, spread over the classes; of ImageNet-C in each of its cells."""
     seed: Seed = 0
@@ -136,7 +132,7 @@ class EvaluationArguments:
 
 def train(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(TrainArguments, argv)
-    changed = ("preset", "task", "initial", "epochs", "batch", "lr", "seed", "precision")
+    changed = ("preset", "initial", "epochs", "batch", "lr", "seed", "precision")
     changes = {name: getattr(arguments, name) for name in changed}
     config = load_training(arguments.config, arguments.row, **changes)
     for place in (arguments.data, arguments.val):

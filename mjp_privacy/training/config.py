@@ -31,7 +31,7 @@ from mjp_privacy.core.schema import (
     schema,
 )
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.sizes import Family, Sizes, Stages, check_parameters
+from mjp_privacy.models.sizes import DalKind, Family, Sizes, Stages, check_parameters
 
 Preset = Literal["ours", "paper", "authors_code"]
 
@@ -66,7 +66,7 @@ class Architecture:
     position_embedding: Literal["learned", "none"] = "learned"
     unknown_embedding: Switch = False
     index_embedding: Switch = False
-    dal: Literal["none", "pca", "linear", "nonlinear"] = "none"
+    dal: DalKind = "none"
     first_block: Literal["intact", "closed_form"] = "intact"
     drop_path: BelowOne = 0.1
 
@@ -281,12 +281,11 @@ def load_training(
     """Read a config: load_training("configs/training/cifar10.yaml", "J", epochs=2).
 
     row      one of the file's `rows`, whose fields replace the base's and a preset's
-    changes  fields of the recipe, seed, preset, task, or initial (a checkpoint); None keeps the
-             file's
+    changes  fields of the recipe, seed, preset, or initial (a checkpoint); None keeps the file's
     """
     content, where = opened(path)
     given: dict[str, Any] = {"recipe": {k: v for k, v in changes.items() if v is not None}}
-    for name in ("preset", "seed", "task", "initial"):
+    for name in ("preset", "seed", "initial"):
         if name in given["recipe"]:
             given[name] = given["recipe"].pop(name)
     if "initial" in given:
@@ -380,7 +379,7 @@ def check_config(config: TrainingConfig, where: str) -> None:
         sizes.check(where)
     if mistake := next(_mistakes(config), None):
         raise UserError(f"{where}: {mistake}.")
-    sides = ("img_size", "patch_size", "embed_dim", "depth", "num_classes")
+    sides = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
     check_parameters(where, **{name: getattr(model, name) for name in sides})
 
 
@@ -403,11 +402,6 @@ def _mistakes(config: TrainingConfig) -> Iterator[str]:
         yield (
             "a model without position embeddings has none to mask, to localize or to start "
             "differently; expected unknown_embedding: false, dal: none, position_confound: false"
-        )
-    if model.img_size % model.patch_size or model.embed_dim % model.num_heads:
-        yield (
-            "expected img_size divisible by patch_size and embed_dim by num_heads, got "
-            f"{model.img_size}/{model.patch_size} and {model.embed_dim}/{model.num_heads}"
         )
     for field in ("warmup_epochs", "first_epoch"):
         if not 0 <= (epoch := getattr(config, field)) <= config.recipe.epochs:

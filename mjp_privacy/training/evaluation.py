@@ -25,7 +25,7 @@ from torch import Tensor
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.drawing import band, colour, dashes, drawn, picture
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder, write_atomically
+from mjp_privacy.core.files import check_empty, output_folder, write_atomically
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.schema import height_width, size_of
@@ -42,15 +42,11 @@ from mjp_privacy.metrics.statistics import DASH, Summary, summarise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
-from mjp_privacy.models.zoo import (
-    NamedCheckpoint,
-    keep_earlier,
-    named_checkpoints,
-)
+from mjp_privacy.models.zoo import NamedCheckpoint, named_checkpoints
 from mjp_privacy.training.batches import check_labels
 from mjp_privacy.training.commands import EvaluationArguments
 from mjp_privacy.training.config import Preset, recipe_in
-from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart
+from mjp_privacy.training.published import PublishedModel, counterpart
 
 # how it is measured -----------------------------------------------------------------------------
 
@@ -366,7 +362,7 @@ def write_evaluation(arguments: EvaluationArguments) -> Outcome:
 
     write_evaluation(EvaluationArguments(("cifar_vit",), Path("cifar10-test.zip"))).text
     """
-    prepare_folder(arguments, "summary.csv", "data")
+    prepare_folder(arguments, "data")
     lines: list[Line] = []
     parts: list[pd.DataFrame] = []
     notes: list[str] = []
@@ -387,14 +383,13 @@ def write_evaluation(arguments: EvaluationArguments) -> Outcome:
     return Outcome(text, reasons, table.to_dict("records"))
 
 
-def prepare_folder(arguments: EvaluationArguments, table: str, *images: str) -> None:
-    """Make --out before any work: apart from the images that these options name, and without a
-    `table` of other models, which would be lost."""
+def prepare_folder(arguments: EvaluationArguments, *images: str) -> None:
+    """Make --out before any work: new or empty, and apart from the images that these options
+    name."""
     if arguments.out:
         options = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in images}
         keep_apart(arguments.out, options)
-        named = named_checkpoints(arguments.checkpoint, "--checkpoint")
-        keep_earlier(output_folder(arguments.out), table, named)
+        check_empty(output_folder(arguments.out))
 
 
 def write_report(out: Path, tables: Mapping[str, pd.DataFrame], name: str, text: str) -> None:
@@ -435,7 +430,7 @@ def evaluate(
                 )
                 for protocol in measured
             )
-        yield label, model, rows, papers_row(checkpoint, arguments)
+        yield label, model, rows, papers_row(checkpoint)
 
 
 def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments) -> LoadedModel:
@@ -453,11 +448,7 @@ def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments)
     return load_model(name, checkpoint=checkpoint.source, unknown_init="mean_position", **overrides)
 
 
-def papers_row(
-    checkpoint: NamedCheckpoint, arguments: EvaluationArguments
-) -> PublishedModel | None:
-    """The paper's row to stand beside: the one the user names, or the one that fits the switches
-    which our trainer wrote into the file."""
-    if arguments.paper_row is not None:
-        return TABLE4[arguments.paper_row]
+def papers_row(checkpoint: NamedCheckpoint) -> PublishedModel | None:
+    """The paper's row to stand beside: that of the switches which our trainer wrote into the
+    file."""
     return counterpart(recipe_in(read_metadata(checkpoint.source)))

@@ -91,7 +91,7 @@ class Journal:
         self.say(
             f"epoch {line['epoch']:.2f} · step {line['step']}/{self.steps} · "
             f"loss {line['loss']:.3f} · train acc. {100 * line['accuracy']:.1f} %{held_out} · "
-            f"{timing['images_per_s']:.0f} images/s · {100 * timing['waiting']:.0f} % waiting · "
+            f"{timing['images_per_s']:.0f} images/s · "
             f"{minutes} min {seconds:02d} s left"
         )
 
@@ -194,36 +194,23 @@ def draw_curves(runs: Sequence[Path], out: Path) -> int:
     return sum(damaged for _, damaged in found.values())
 
 
-CHECKPOINT, MODEL, HALF = "checkpoint.pt", "model.safetensors", "model_float16.safetensors"
+CHECKPOINT, MODEL = "checkpoint.pt", "model.safetensors"
 
 # whose folder it is -------------------------------------------------------------------------------
 
 FEDERATION = "federation.json"
 MARKS = {FEDERATION: "federate", "experiment.yaml": "attack"}
 """The command whose folder holds such a file."""
-OF_A_LINE = {"round": "federate", "epoch": "train"}
-"""The command that writes a field of this name into metrics.jsonl."""
-FOLDERS = {
-    "federate": ("the folder of a federation", "mjp compare"),
-    "attack": ("the run of an attack", "mjp report"),
-    "train": ("the folder of a training", "mjp curves"),
-}
-"""What the --out of a command is, and the command that shows what it holds."""
 
 
 def check_command(folder: Path, command: str) -> None:
-    """Raise where a folder is the --out of another command of FOLDERS than this one."""
-    found = [by for name, by in MARKS.items() if is_there(folder / name)]
-    if not found:
-        with suppress(UserError):  # whoever reads the lines says what is wrong
-            fields = set[str]().union(*whole_lines(folder / METRICS)[0])
-            found = [by for field, by in OF_A_LINE.items() if field in fields]
-    if found and found[0] != command:
-        what, shows = FOLDERS[found[0]]
-        raise UserError(
-            f"{shown(folder)} is {what}, which `{shows}` shows: expected "
-            f"{FOLDERS[command][0]}. Give another folder."
-        )
+    """Raise where a folder is the --out of another of MARKS's commands than this one."""
+    for name, by in MARKS.items():
+        if by != command and is_there(folder / name):
+            raise UserError(
+                f"{shown(folder)} is the --out of `mjp {by}`: expected that of `mjp {command}`. "
+                "Give another folder."
+            )
 
 
 # a checkpoint -------------------------------------------------------------------------------------
@@ -346,8 +333,8 @@ def check_weights(stored: Any, like: Mapping[str, Tensor], path: Path, field: st
 def export_model(
     folder: Path, model: MJPVisionTransformer, config: TrainingConfig, facts: dict[str, Any]
 ) -> Path:
-    """Write the weights as safetensors with their digest, in float32 and in float16, and as JSON in
-    the metadata these facts and all that `load_model` needs; the first file's path."""
+    """Write the weights as safetensors with their digest, in float32, and as JSON in the metadata
+    these facts and all that `load_model` needs; the file's path."""
     shape, jigsaw = config.model, config.jigsaw
     gamma: float | None = jigsaw.gamma
     if jigsaw.shuffle != "patches":  # SPP shuffles all, and a checkpoint had its own ratio
@@ -382,8 +369,7 @@ def export_model(
         **facts,
     }
     metadata = {name: json.dumps(fact) for name, fact in stated.items()}
-    for name, kind in ((MODEL, torch.float32), (HALF, torch.float16)):
-        kept = weights_of(model).items()
-        tensors = {key: value.detach().to("cpu", kind).contiguous() for key, value in kept}
-        save_tensors(folder / name, tensors, metadata, digest=True)
+    kept = weights_of(model).items()
+    tensors = {key: value.detach().to("cpu", torch.float32).contiguous() for key, value in kept}
+    save_tensors(folder / MODEL, tensors, metadata, digest=True)
     return folder / MODEL

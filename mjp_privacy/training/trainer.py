@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,13 @@ from mjp_privacy.training.run_files import (
     save_checkpoint,
 )
 
-CURVE_INTERVAL = 20.0  # seconds between two drawings of curves.png
 MOST_WORKERS = 256
 
 # the loop -----------------------------------------------------------------------------------------
 
 
 class Window:
-    """Sums over the steps since the last line, kept on the device, and how the time was spent."""
+    """Sums over the steps since the last line, kept on the device, and their time."""
 
     def __init__(self, batch: int, device: torch.device) -> None:
         self.batch, self.device = batch, device
@@ -56,17 +55,7 @@ class Window:
 
     def restart(self) -> None:
         self.total, self.steps = torch.zeros(5, device=self.device), 0
-        self.started, self.waited = time.monotonic(), 0.0
-
-    def timed(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same batches; the time spent waiting for them is measured."""
-        while True:
-            asked_at = time.monotonic()
-            batch = next(batches, None)
-            self.waited += time.monotonic() - asked_at
-            if batch is None:
-                return
-            yield batch
+        self.started = time.monotonic()
 
     def add(self, numbers: Tensor) -> None:
         self.total += numbers
@@ -76,12 +65,11 @@ class Window:
         return self.total / self.steps
 
     def timing(self) -> dict[str, float]:
-        """Speed and share of waiting. Call it after `mean` was read: then the device is done."""
+        """Speed. Call it after `mean` was read: then the device is done."""
         elapsed = max(time.monotonic() - self.started, 1e-9)
         return {
             "images_per_s": round(self.steps * self.batch / elapsed, 1),
             "seconds_per_step": elapsed / self.steps,
-            "waiting": round(self.waited / elapsed, 4),
         }
 
 
@@ -122,13 +110,8 @@ class Trainer:
             self.journal.say("finished already; its model is written again")
         elif self.learner.rounded:
             self.journal.say(REMARK)
-        drawn_at = -math.inf
         while self.step < self.steps:
             self._train_epoch(self.step // self.steps_per_epoch)
-            due = self.step < self.steps and time.monotonic() - drawn_at > CURVE_INTERVAL
-            if self.world.first and due:
-                draw_curves([self.folder], self.folder)
-                drawn_at = time.monotonic()
         if self.world.first:
             facts = {
                 self.learner.measure: self.score,
@@ -147,7 +130,7 @@ class Trainer:
         first = self.step - epoch * self.steps_per_epoch
         window = Window(self.config.recipe.batch, self.world.device)
         saved_at = time.monotonic()
-        for images, labels in window.timed(self.batches.epoch(epoch, first, self.steps_per_epoch)):
+        for images, labels in self.batches.epoch(epoch, first, self.steps_per_epoch):
             window.add(self.learner.train_step(self.step, images, labels))
             self.step += 1
             ended = self.step % self.steps_per_epoch == 0

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from skimage.data import astronaut
 from torchvision.transforms import v2
 
@@ -28,10 +27,7 @@ from mjp_privacy.data import (
     spread_subset,
 )
 from mjp_privacy.data.images import keep_apart
-from mjp_privacy.experiment.run import run_experiment
-from mjp_privacy.models.jigsaw import to_patches
 from tests.helpers.image_files import make_images, noise
-from tests.helpers.runs import one_cell
 
 RECORDS = [ImageRecord(f"{label}/{at}.png", label) for label in range(4) for at in range(label + 2)]
 
@@ -141,9 +137,8 @@ def test_embedded_photographs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert {record.group for record in spread_subset(source.records, 6, 0)} == photographs
     record = next(record for record in source.records if record.image_id == "astronaut/0_1")
     assert np.array_equal(np.asarray(source.decode(record)), astronaut()[32:256, 256:480])
-    for word in ("embedded", "flat"):
-        with pytest.raises(UserError, match=word):
-            open_images(word, "labels.txt")
+    with pytest.raises(UserError, match="embedded"):
+        open_images("embedded", "labels.txt")
     made.photograph.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(made, "data_folder", lambda: tmp_path)
@@ -152,64 +147,6 @@ def test_embedded_photographs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(made, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="scikit-image"):
         open_images("embedded")
-
-
-def test_flat_pictures_have_what_their_kind_says() -> None:
-    groups = {record.image_id: record.group for record in open_images("flat").records}
-    assert groups["letterboxed/coffee_wide"] == groups["saturated/coffee_shadows"] == "coffee"
-    assert len(groups) == 24
-    for image in load_images("flat", size=192):
-        name, picture = image.image_id, image.image
-        if name.startswith("letterboxed"):
-            assert to_patches(picture, 16)[0].unique().tolist() in ([0.0], [1.0])
-        if name.startswith("saturated"):
-            assert (picture == (0 if "shadows" in name else 1)).float().mean() > 0.1, name
-        if name.startswith("half_blurred"):
-            steps = picture.diff(dim=-1).abs()
-            pairs = (steps.chunk(2, 1), steps.chunk(2, 2))
-            halves = sorted(float(half.mean()) for pair in pairs for half in pair)
-            assert halves[0] < 0.5 * halves[-1], name
-
-
-# files that are turned upright or have further frames ---------------------------------------------
-
-
-def test_what_was_altered_is_noted_and_said_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of nine files, of which two are turned and three have several frames; by decoding, by headers
-    alone, and by the commands."""
-    altered = tmp_path / "images"
-    altered.mkdir()
-    for name in ("plain.jpg", "plain.png", "plain.gif"):
-        noise(48, 40).save(altered / name)
-    for name, orientation in (("turned.jpg", 6), ("mirrored.webp", 2), ("upright.jpg", 1)):
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        noise(48, 40).save(altered / name, exif=exif)
-    for name in ("frames.gif", "frames.webp", "frames.png"):
-        noise(48, 40, 1).save(altered / name, save_all=True, append_images=[noise(48, 40, 2)])
-    decoded, opened = open_images(altered), open_images(altered)
-    pictures = {record.image_id: decoded.decode(record) for record in decoded.records}
-    assert len(readable_subset(opened, opened.records, 9, 0)[0]) == 9
-    assert pictures["frames.png"].tobytes() == noise(48, 40, 1).tobytes()
-    assert pictures["turned.jpg"].size == (40, 48)
-    for source in (decoded, opened):
-        assert source.altered.turned == {"turned.jpg", "mirrored.webp"}
-        assert source.altered.animated == {"frames.gif", "frames.webp", "frames.png"}
-    grey = one_cell(attacks=[{"name": "grey"}])
-    run_experiment(grey, images=altered, out=tmp_path / "run", device="cpu", limit=9)
-    labels = "".join(f"{record.image_id},0\n" for record in decoded.records)
-    (tmp_path / "labels.csv").write_text(f"file,label\n{labels}")
-    for command in (
-        f"score --reference {altered} --reconstruction {altered} --metrics psnr",
-        f"sample --from {altered} --labels {tmp_path}/labels.csv --per-class 9",
-    ):
-        assert main([*command.split(), "--out", str(tmp_path / command[:5])]) == 0
-    said = capsys.readouterr()
-    for text, times in ((said.err, 1), (said.out, 2)):
-        lines = [line for line in text.splitlines() if "frames.gif" in line]
-        assert ["turned.jpg" in line for line in lines] == [True] * times
 
 
 # what is written lies apart from what is read -----------------------------------------------------

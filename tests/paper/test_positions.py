@@ -4,10 +4,8 @@ command `mjp analyse`: what it prints and writes, what is the same again, what i
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,6 @@ from mjp_privacy.paper.positions import (
     similarity,
     start_in,
 )
-from mjp_privacy.paper.positions_report import umap_plane
 from mjp_privacy.training.config import Recipe, TrainingConfig, plain
 from mjp_privacy.training.learner import build_network, learning_rate
 from tests.helpers.models import PATCHES, some_images, tiny
@@ -296,10 +293,7 @@ def test_a_grid_and_noise_are_told_apart_and_all_files_are_the_same_again(
         rows = analyse(f"{LABEL}={linear_one}", f"MJP={noisy}", "--images", images, out=out, code=3)
         printed, said = capsys.readouterr()
         assert "class_0/000.png" in said
-        first, second, empty, *table = printed.splitlines()
-        assert f"{LABEL}: the patches' places can be read from it." in first
-        assert second.startswith("MJP: a linear map reads little of the patches' places.")
-        assert (empty, len(table)) == ("", 9)  # heads, rule, models, noise, the paper's, a path
+        assert len(printed.splitlines()) == 9  # heads, rule, models, noise, the paper's, a path
     noise = [("noise", "N(0, 1), not trained")] * 10
     paper = [("paper", n) for n in ("DeiT-S", "DeiT-S+MJP", "DeiT-S+MJP (DAL-LN)")]
     by_kind = [(row["kind"], row["label"]) for row in rows]
@@ -312,7 +306,7 @@ def test_a_grid_and_noise_are_told_apart_and_all_files_are_the_same_again(
     assert min(shares) - 3 < float(drawn["variance_3"]) < max(shares) + 3
     assert len({*shares}) == 10
     assert (grid["images"], grid["grid"], grid["width"]) == ("5", "4", "24")
-    texts = {"analysis.md", "analysis.csv", "analysis.json"}
+    texts = {"analysis.md", "analysis.csv"}
     pictures = {"analysis.png", "attention_1.png", "attention_2.png"}
     assert {path.name for path in outs[0].iterdir()} == texts | pictures
     for name in texts:
@@ -324,9 +318,6 @@ def test_a_grid_and_noise_are_told_apart_and_all_files_are_the_same_again(
     text = (outs[0] / "analysis.md").read_text(encoding="utf-8")
     assert "| @a\\|$x^$&lt;script&gt;\\[b\\](c) " in text
     assert "<script>" not in text
-    content = json.loads((outs[0] / "analysis.json").read_text(encoding="utf-8"))
-    assert content["curves"]["MJP"]["variance"][-1] == pytest.approx(1)
-    assert len(content["rows"]) == len(rows)
 
 
 @pytest.mark.nightly
@@ -337,12 +328,11 @@ def test_a_model_without_position_embeddings_or_of_another_grid_beside_others(
     without = saved(tmp_path / "without.safetensors", exposed, position_embedding="exposed")
     out, new = tmp_path / "out", tmp_path / "new"
     row = analyse(linear_one, without, "--limit", 2, out=out)[1]
-    assert "without: " in capsys.readouterr().out
     assert row["mae_2d"] == row["grid"] == ""
     assert float(row["head_diversity"]) > 0
     larger = saved(tmp_path / "larger.safetensors", tiny(torch.float32, img_size=48), resize=48)
     for named, words, where in (
-        ("analysis.csv", [without], out),
+        (str(out), [without], out),
         ("without", [without], new),
         ("--img-size", [linear_one, larger], new),
     ):
@@ -354,29 +344,23 @@ def test_a_model_without_position_embeddings_or_of_another_grid_beside_others(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("left", "share"), [(1.06, 50.9), (1.0, 48.0)])
-def test_a_table_that_is_mostly_its_start_is_said_to_be(
-    left: float, share: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Noise beside the start from the recipe's seed: a little more than half, then less."""
+def test_the_share_of_a_tables_start_is_written(tmp_path: Path) -> None:
+    """Noise beside the start from the recipe's seed."""
     config = small(model=MJP)
     model = build_network(config)
     with torch.no_grad():
         other = torch.from_numpy(noise_table(4, 16, seed=3).rows).float()
-        model.table[0, 1:] = left * model.table[0, 1:] + other
+        model.table[0, 1:] = 1.06 * model.table[0, 1:] + other
     facts = {"num_heads": 2, "resize": 28, "recipe": plain(config)}
     path = saved(tmp_path / "mine.safetensors", model, **facts)
     (row, *_) = analyse(path, "--limit", 1, out=tmp_path / "out")
-    assert float(row["start_share"]) == pytest.approx(share, abs=0.5)
-    said = "mine: mostly the noise it started from." in capsys.readouterr().out
-    assert said == (share > 50)
+    assert float(row["start_share"]) == pytest.approx(50.9, abs=0.5)
 
 
 def test_mistakes_are_said_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "umap", None)
     for path in class_folders(tmp_path / "spoiled", images=1, side=40).rglob("*.png"):
         path.write_bytes(b"no image")
     Path("words.txt").write_text("no weights")
@@ -389,25 +373,7 @@ def test_mistakes_are_said_without_a_traceback(
         ("2×2", "cifar_vit", "--img-size", "14"),
         ("--images", "cifar_vit", "--images", "spoiled"),
         ("--out", "cifar_vit", "--images", "."),
-        ("pip install .[umap]", "cifar_vit", "--umap"),
         ("words.txt", "words.txt"),
         ("mjp analyse",),
     ):
         refused(capsys, named, "analyse", *words, "--out", "out")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("umap") is None, reason="needs umap-learn")
-def test_umap_keeps_near_what_is_near_and_is_drawn(tmp_path: Path) -> None:
-    """Two far clusters of 18 patches each in 24 dimensions."""
-    rows = np.random.default_rng(0).normal(size=(36, 24))
-    rows[18:] += 100
-    table = PositionTable(6, rows)
-    plane = umap_plane(table, 0)
-    apart = np.linalg.norm(plane[:18].mean(axis=0) - plane[18:].mean(axis=0))
-    assert apart > 2 * max(part.std() for part in (plane[:18], plane[18:]))
-    assert np.array_equal(plane, umap_plane(table, 0))
-    assert not np.array_equal(plane, umap_plane(table, 1))
-    out = tmp_path / "out"
-    analyse("patch14_vit", "--umap", "--limit", 1, out=out)
-    assert (out / "umap.png").stat().st_size > 5_000
-    assert "(umap.png)" in (out / "analysis.md").read_text("utf-8")

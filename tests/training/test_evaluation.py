@@ -200,18 +200,15 @@ def test_the_command_writes_a_table_and_a_sweep_with_the_papers_figures_beside(
         assert f"{figure} ({line[name] - figure:+{form}})" in printed
 
 
-def test_a_table_of_other_models_is_not_replaced(
+def test_what_is_in_the_folder_is_not_replaced(
     images: ImageSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, other = (saved(tmp_path / f"{n}.safetensors", undecided()) for n in ("first", "other"))
-    out = tmp_path / "out"
-    assert evaluate(images, "--checkpoint", first, "--out", out) == 0
-    before = (out / "summary.csv").read_bytes()
-    refused(
-        capsys, "first", *("evaluate", "--data", images.path, "--checkpoint", other, "--out", out)
-    )
-    assert (out / "summary.csv").read_bytes() == before
-    assert evaluate(images, "--checkpoint", other, first, "--out", out) == 0
+    mine = tmp_path / "out" / "summary.csv"
+    mine.parent.mkdir()
+    mine.touch()
+    words = ("--data", images.path, "--checkpoint", "cifar_vit", "--out", mine.parent)
+    refused(capsys, str(mine.parent), "evaluate", *words)
+    assert [*mine.parent.iterdir()] == [mine]
 
 
 def test_the_authors_groups_have_a_gamma_each_and_an_image_counts_once(
@@ -220,14 +217,15 @@ def test_the_authors_groups_have_a_gamma_each_and_an_image_counts_once(
     """Accuracy and consistency are measured on different pictures of each image."""
     (images.path / "class_0" / "001.png").write_bytes(b"no image")
     file, out = saved(tmp_path / "model.safetensors", undecided()), tmp_path / "out"
-    words = ["--checkpoint", file, "--preset", "authors_code", "--out", out]
-    assert evaluate(images, *words) == 3
+    words = ["--checkpoint", file, "--preset", "authors_code"]
+    assert evaluate(images, *words, "--out", out) == 3
     table = pd.read_csv(out / "summary.csv").set_index("gamma")
     assert set(table["preset"]) == {"authors_code"}
     assert table.index.tolist() == [0.5, 0.9]
     assert table["top1_shuffled"].notna().tolist() == [False, True]
     assert table["consistency"].notna().tolist() == [True, False]
-    assert evaluate(images, *words, "--gamma", 0.1, 0.5) == 3
+    out = tmp_path / "two"
+    assert evaluate(images, *words, "--gamma", 0.1, 0.5, "--out", out) == 3
     assert len(pd.read_csv(out / "per_image.csv")) == 2 * 2 * 15
     table = pd.read_csv(out / "summary.csv")
     assert (table["n"].tolist(), table["failed"].tolist()) == ([14, 14], [1, 1])

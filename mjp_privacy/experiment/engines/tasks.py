@@ -188,7 +188,6 @@ def do_task(job_file: str, task: Task) -> None:
                     finished=told.finished + news.finished,
                     messages=(*told.messages, *news.messages),
                 )
-        told = replace(told, altered=worker.source.altered)
     except Exception as error:
         text, number = traceback.format_exc(), 0
         if isinstance(error, UserError):  # the worker lacks something that the command found
