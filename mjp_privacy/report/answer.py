@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from attacks.equations import CERTAIN
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import height_width
-from mjp_privacy.core.text import counted, first_of, shown
-from mjp_privacy.experiment.cell_facts import cell_key
-from mjp_privacy.experiment.config import expand, load_experiment
+from mjp_privacy.core.text import counted
 from mjp_privacy.experiment.source import IN_STEP_OF
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card import (
     Card,
     CardFigure,
@@ -57,45 +51,20 @@ THREATS = {
 
 def build_card(clients: Sequence[Client]) -> Card:
     """The card of a report on these clients."""
-    card = short_card(clients)
-    if not card.rows:
-        return card
-    row = card.rows[card.main]
-    untried = not_tried(attacked_ones(clients), row.client)
-    return replace(card, facts=facts(row), not_tried=untried, would_change=would_change(row))
-
-
-def short_card(clients: Sequence[Client]) -> Card:
-    """What the console prints of it."""
     shown_ones, main, further = card_clients(clients)
     if not shown_ones:
         return Card("No client was attacked: there are no rows of an attack.", "", "")
     rows = tuple(map(card_row, shown_ones))
     row = rows[main]
-    said = verdict(row), assumptions(row), beside(rows, row)
-    return Card(*said, rows=rows, further=further, main=main)
-
-
-def of_several(card: Card, runs: Sequence[Path]) -> Card:
-    """The card of run folders; where one holds several experiments, that is said first: without
-    those whose lines are all another's too."""
-    shared = []
-    for run in runs:
-        names = sorted(RunStore(run).experiments)
-        lines: dict[str, set[str]] = {}
-        for name in names if len(names) > 1 else ():
-            try:
-                experiment = load_experiment(run / "experiments" / f"{name}.yaml")
-                lines[name] = {cell_key(cell, experiment) for cell in expand(experiment)}
-            except UserError:  # of another version
-                lines[name] = {name}
-        different = {frozenset(own): name for name, own in reversed(lines.items())}
-        apart = [name for own, name in different.items() if not any(own < x for x in different)]
-        shared += [shown(first_of(sorted(apart), 3))] if len(apart) > 1 else []
-    if not shared:
-        return card
-    said = f"Several experiments share a folder ({'; '.join(shared)}). {card.verdict}"
-    return replace(card, verdict=said)
+    return Card(
+        *(verdict(row), assumptions(row), beside(rows, row)),
+        rows=rows,
+        further=further,
+        main=main,
+        facts=facts(row),
+        not_tried=not_tried(attacked_ones(clients), row.client),
+        would_change=would_change(row),
+    )
 
 
 def verdict(row: CardRow) -> str:
@@ -103,12 +72,7 @@ def verdict(row: CardRow) -> str:
     `MJP γ .27 does not protect these pictures: one upload gives 116 of 200 exactly.`"""
     client = row.client
     if all(len(line.failed_images) == max(len(line.images), 1) for line in client.attacks):
-        said = f"Not shown: every attack on the {client.name} client failed"
-        [reason, *others] = dict.fromkeys(line.reason for line in client.attacks)
-        cause = re.split(r"[.;] ", reason, maxsplit=1)[0].removesuffix(".")
-        longer = f"{said}: {cause}."
-        fits = cause and not others and len(longer.split()) <= WORDS
-        return longer if fits else f"{said}, for the reasons below."
+        return f"Not shown: every attack on the {client.name} client failed: see the reasons below."
     if not client.matching:
         return (
             f"Not shown: no attack that knows the {client.name} client gave a picture here; "
@@ -210,10 +174,10 @@ def beside(rows: Sequence[CardRow], row: CardRow) -> str:
     parts = [_undefended(rows, row)]
     if row.any_uploads is not None and row.one_upload is not None and client.any_uploads:
         if row.by_several:  # what the verdict has said is not said again
-            parts.append(f"One upload gives {row.one_upload.counts(crops=False)}.")
+            parts.append(f"One upload gives {row.one_upload.counts()}.")
         else:
             uploads = _uploads(client.any_uploads.uploads)
-            counts = row.any_uploads.counts(crops=False)
+            counts = row.any_uploads.counts()
             parts.append(f"{uploads[0].upper()}{uploads[1:]} give {counts}.")
     if published is not None and not math.isnan(published.mean):
         altered = " on an altered client" if published.flagged("altered_client") else ""
@@ -248,7 +212,7 @@ def _undefended(rows: Sequence[CardRow], main: CardRow) -> str:
         return ""
     row = max(found, key=likeness)
     other = "" if all(likeness(row)) else f", but not alike ({row.client.title})"
-    given = row.one_upload.counts(crops=False) if row.one_upload else ""
+    given = row.one_upload.counts() if row.one_upload else ""
     return f"Undefended{other}, one upload gives {given}."
 
 
@@ -376,7 +340,7 @@ def would_change(row: CardRow) -> tuple[str, ...]:
             best = max(others, key=lambda line: (exact_share(line).count, capped_median(line)))
             got = card_figure(client, best)
             if row.one_upload and got.counts() != row.one_upload.counts():
-                counts = got.counts(crops=False)
+                counts = got.counts()
                 items.append(f"{changed}: {best.attack} gets {counts} from one upload")
     if client.masks and client.cell.plain_share == 0:
         items.append("steps that the recipe leaves unshuffled: each gives its picture away")

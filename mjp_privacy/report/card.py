@@ -22,7 +22,7 @@ from mjp_privacy.core.text import counted, cut
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, different
 from mjp_privacy.report.clients import PUBLISHED, Client
 from mjp_privacy.report.figures import PSNR, capped_median, exact_share, success_share, summary
-from mjp_privacy.report.flags import Flag, client_flags, figure_flags, merged, missed_attacks
+from mjp_privacy.report.flags import Flag, client_flags, figure_flags, missed_attacks
 from mjp_privacy.report.lines import DIAGNOSTIC, Line, once
 from mjp_privacy.report.text import TextTable, capped, one_line
 from mjp_privacy.report.worst_case import DerivedLine
@@ -58,11 +58,11 @@ ABSENT = {
 """What stands in place of a figure, by the statuses of the attacks' rows; the first that occurs."""
 
 CAPTION = (
-    "Exactly: equal to the original in every 8-bit value. 20 dB or more: usually recognisable. "
-    "Mean: of each picture's PSNR, at most 100 dB, with its 95 % interval. Best: each picture's "
-    "best attack, chosen with the private picture at hand: an upper bound. Expect: the 95 % "
-    "interval of the exact share, crops of one photograph counted as one. Without any gradient: "
-    "the best picture made of no upload; an attack that gets no more has failed."
+    "Exactly: equal to the original in every 8-bit value; the share with its 95 % interval, crops "
+    "of one photograph counted as one. 20 dB or more: usually recognisable. Mean: of each "
+    "picture's PSNR, at most 100 dB, with its 95 % interval. Best: each picture's best attack, "
+    "chosen with the private picture at hand: an upper bound. Without any gradient: the best "
+    "picture made of no upload; an attack that gets no more has failed."
 )
 
 FIGURE_FIELDS = (
@@ -103,12 +103,14 @@ class CardFigure:
         """Whether so many pictures are at 20 dB or more that they are not protected."""
         return self.above_20 >= HALF * self.of
 
-    def counts(self, *, crops: bool = True) -> str:
-        """`116 of 200 exactly, 188 at 20 dB or more`; of crops with what that proves, unless
-        `crops` is False: `5 of 20 exactly (crops of 6 photographs: of others expect 5 to 66 %)`."""
-        proven = f" ({self.proven})" if crops and self.proven else ""
-        reached = f", {self.reached}" if self.reached else ""
-        return f"{self.exact} of {self.of} exactly{proven}{reached}"
+    @property
+    def share(self) -> Share:
+        """The exact ones, as a share with its interval."""
+        return Share(self.exact, self.of, self.trials)
+
+    def counts(self) -> str:
+        """`116 of 200 exactly, 188 at 20 dB or more`."""
+        return f"{self.exact} of {self.of} exactly{self.reached and f', {self.reached}'}"
 
     @property
     def reached(self) -> str:
@@ -117,17 +119,6 @@ class CardFigure:
             return ""
         count = {0: "none", self.of: "all"}.get(self.above_20, str(self.above_20))
         return f"{count} at {PLAIN_TO_SEE} dB or more"
-
-    @property
-    def proven(self) -> str:
-        """What exact crops say of other photographs, by Wilson's interval: `crops of 6 photographs:
-        of others expect 5 to 66 %`; empty where each picture is a photograph."""
-        if self.photographs is None or not self.exact:
-            return ""
-        low, high = Share(self.exact, self.of, self.trials).interval
-        least = min(round(low), 99)  # of no finite number all are expected
-        share = f"at least {least} %" if self.exact == self.of else f"{least} to {high:.0f} %"
-        return f"crops of {counted(self.photographs, 'photograph')}: of others expect {share}"
 
     def level(self) -> str:
         """The mean: `71.7 dB [66.9, 76.3]`, `≥ 100 dB` at the cap, with the number of pictures
@@ -217,7 +208,7 @@ class Card:
     def flags(self) -> tuple[Flag, ...]:
         """Every flag of the rows and their figures once: the footnotes in the order of the table,
         whose numbers are their places from 1."""
-        return merged(flag for row in self.rows for flag in row.every_flag)
+        return tuple(dict.fromkeys(flag for row in self.rows for flag in row.every_flag))
 
     @property
     def columns(self) -> dict[str, str]:
@@ -321,14 +312,26 @@ def card_figure(client: Client, line: Line) -> CardFigure:
 # as a table ---------------------------------------------------------------------------------------
 
 
-def card_table(card: Card) -> TextTable:
-    """The card for Markdown and LaTeX; the numbers in it are those of `card_notes`."""
+def card_table(card: Card, title: str = "What leaks") -> TextTable:
+    """The card for Markdown and LaTeX; its caption names the flags by their numbers."""
     rows = []
     for row in card.rows:
         cells = [_cell(card, row, column) for column in card.columns]
         rows.append((row.client.title + card.numbers(row), *cells))
     header = ("Client", *card.columns.values())
-    return TextTable("What leaks", CAPTION, header, tuple(rows), "l" * len(header))
+    caption = f"{CAPTION} {flag_names(card)}".strip()
+    return TextTable(title, caption, header, tuple(rows), "l" * len(header))
+
+
+def every_client(clients: Sequence[Client]) -> TextTable:
+    """The same for all of the clients, where the card has no room for them."""
+    return card_table(Card("", "", "", tuple(map(card_row, clients))), "Every client")
+
+
+def flag_names(card: Card) -> str:
+    """`¹ altered client; ² below the floor`."""
+    places = (str(place).translate(SUPERSCRIPTS) for place in range(1, 1 + len(card.flags)))
+    return "; ".join(f"{place} {f.name}" for place, f in zip(places, card.flags, strict=True))
 
 
 def _cell(card: Card, row: CardRow, column: str) -> str:
@@ -338,14 +341,15 @@ def _cell(card: Card, row: CardRow, column: str) -> str:
     if column == "floor":
         return f"mean {figure.level()}, {figure.attack.replace('_', ' ')}"
     missed = f"; {' and '.join(figure.without)} not run" if figure.without else ""
-    text = f"{figure.counts()}; mean {figure.level()}"
+    reached = figure.reached and f", {figure.reached}"
     by = f"; by {figure.by()}" if column != "published" else ""
+    text = f"{figure.share.text()} exactly{reached}; mean {figure.level()}"
     return f"{text}{card.numbers(figure)}{by}{missed}"
 
 
 def card_notes(card: Card) -> tuple[str, ...]:
     """What stands under the table: its footnotes by number, then the facts, as sentences."""
-    footnotes = [f"{place}. {flag.sentence}" for place, flag in enumerate(card.flags, 1)]
+    footnotes = [f"{place}. {flag.text}" for place, flag in enumerate(card.flags, 1)]
     of_facts = [f"{heading}: {text}" for heading, text in card.facts]
     tried = [f"Not tried: {'; '.join(card.not_tried)}."] if card.not_tried else []
     change = [f"What would change the figure: {'; '.join(card.would_change)}."]
@@ -355,9 +359,6 @@ def card_notes(card: Card) -> tuple[str, ...]:
 # on the console -----------------------------------------------------------------------------------
 
 WIDTH = 120
-
-LINES = 9
-"""Lines of the answer at most; one more says where the page is."""
 
 LONGEST = 80
 """Letters of a client's name, the middle of longer ones is left out."""
@@ -391,16 +392,10 @@ def console_card(card: Card) -> str:
     """The verdict, the assumptions, a line for each client, and the footnotes by number."""
     said = _wrapped(card.verdict, 2) + _wrapped(card.assumptions or card.beside, 3)
     if not any(figure and figure.n for row in card.rows for figure in row.figures.values()):
-        return "\n".join(said + _wrapped(card.beside, LINES) * bool(card.assumptions)) + "\n"
-    kept = [card.main, *(p for p, row in enumerate(card.rows) if not row.client.defended)][:2]
-    order = list(dict.fromkeys([*kept, *range(len(card.rows))]))
-    for count in range(len(order), 0, -1):
-        rows = [card.rows[place] for place in sorted(order[:count])]
-        left = card.further + len(card.rows) - count
-        lines = [*said, *_aligned(card, rows), *_footnotes(card, rows, left)]
-        if len(lines) <= LINES or count <= len(set(kept)):
-            break
-    return "\n".join(lines) + "\n"
+        return "\n".join(said + _wrapped(card.beside, 9) * bool(card.assumptions)) + "\n"
+    further = f"{counted(card.further, 'further client')} on the page" if card.further else ""
+    under = _wrapped(". ".join(filter(None, (flag_names(card), further))), 3)
+    return "\n".join([*said, *_aligned(card), *under]) + "\n"
 
 
 def _wrapped(text: str, most: int) -> list[str]:
@@ -409,17 +404,17 @@ def _wrapped(text: str, most: int) -> list[str]:
     )
 
 
-def _aligned(card: Card, rows: Sequence[CardRow]) -> list[str]:
+def _aligned(card: Card) -> list[str]:
     """Aligned columns of words; a client's name that has no room goes on in the next line."""
     table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
-    given = {f.of for row in rows for c, f in row.figures.items() if f and c != "floor"}
+    given = {f.of for row in card.rows for c, f in row.figures.items() if f and c != "floor"}
     every = given.pop() if len(given) == 1 else None
     pictures = "" if every is None else f" ({counted(every, 'picture')} each)"
     table.add_column(f"Client{pictures}", overflow="fold")
     columns = [column for column in SHORT_HEADINGS if column in card.columns]
     for column in columns:
         table.add_column(SHORT_HEADINGS[column], no_wrap=True, overflow="fold")
-    for row in rows:
+    for row in card.rows:
         name = cut(one_line(row.client.title), LONGEST) + card.numbers(row)
         cells = [_short_cell(card, row, column, counted=every is None) for column in columns]
         table.add_row(*map(Text, (name, *cells)))
@@ -446,18 +441,6 @@ def _short_cell(card: Card, row: CardRow, column: str, *, counted: bool) -> str:
     return said + card.numbers(figure)
 
 
-def _footnotes(card: Card, rows: Sequence[CardRow], left: int) -> list[str]:
-    """The names of the rows' flags by their numbers, and how many clients are on the page alone."""
-    keys = {flag.key for row in rows for flag in row.every_flag}
-    names = [
-        f"{str(place).translate(SUPERSCRIPTS)} {flag.words}"
-        for place, flag in enumerate(card.flags, 1)
-        if flag.key in keys
-    ]
-    further = f"{counted(left, 'further client')} on the page" if left else ""
-    return _wrapped(". ".join(filter(None, ("; ".join(names), further))), 2)
-
-
 # for programs -------------------------------------------------------------------------------------
 
 
@@ -479,7 +462,7 @@ def as_fields(card: Card) -> dict[str, object]:
         "about": card.main if card.rows else None,
         "clients": clients,
         "further_clients": card.further,
-        "flags": {flag.key: flag.sentence for flag in card.flags},
+        "flags": {flag.key: flag.text for flag in card.flags},
         "facts": dict(card.facts),
         "not_tried": card.not_tried,
         "would_change": card.would_change,
@@ -487,7 +470,7 @@ def as_fields(card: Card) -> dict[str, object]:
 
 
 def _as_fields(figure: CardFigure) -> dict[str, object]:
-    low, high = Share(figure.exact, figure.of, figure.trials).interval
+    low, high = figure.share.interval
     fields = {name: getattr(figure, name) for name in FIGURE_FIELDS}
     shares = {"exact_percent_low": low, "exact_percent_high": high}
     return fields | shares | {"flags": [flag.key for flag in figure.flags]}

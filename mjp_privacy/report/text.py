@@ -182,8 +182,10 @@ def records(table: Table) -> list[dict[str, Any]]:
     return [{str(k): v for k, v in row.items()} for row in table.frame.to_dict("records")]
 
 
-def main_table(table: Table, *, many_runs: bool, caption: str, title: str) -> TextTable:
-    """Every line of `table` with its counts, its scores and what bounds them."""
+def main_table(
+    table: Table, caption: str, beware: Mapping[int, str], *, many_runs: bool
+) -> TextTable:
+    """Every line of `table` with its counts, its scores, what bounds them and warnings by line."""
     rows = records(table)
     several_dtypes = len({row["dtype"] for row in rows}) > 1
     scores = [metric for metric in METRICS if metric != "psnr"]
@@ -209,8 +211,9 @@ def main_table(table: Table, *, many_runs: bool, caption: str, title: str) -> Te
         Column("rank ceiling", lambda r: number(r["ceiling_mean"], 2)),
         Column("cond(A)", lambda r: condition(r["cond_a_median"])),
         Column("Remark", remark, "l") if any(map(remark, rows)) else None,
+        Column("beware", lambda r: beware.get(r["line"], ""), "l"),
     ]
-    return table_of(title, caption, columns, rows)
+    return table_of("Every line", caption, columns, rows)
 
 
 def _at_20(record: Record) -> str:

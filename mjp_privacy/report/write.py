@@ -32,12 +32,11 @@ from mjp_privacy.report.card import card_notes, card_table, console_text
 from mjp_privacy.report.clients import images_of
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.figures import TITLES
-from mjp_privacy.report.flags import figure_flags
-from mjp_privacy.report.notes import Section, grouped, unfinished
+from mjp_privacy.report.notes import Section
 from mjp_privacy.report.pictures import OF_LINES, picture_score, remove_listed, write_pictures
 from mjp_privacy.report.runs import check_out, commands, nothing_in_the_way, provenance
 from mjp_privacy.report.table5 import table5_csv
-from mjp_privacy.report.text import DASH, DECIMALS, TextTable, capped, number, percent
+from mjp_privacy.report.text import DASH, DECIMALS, capped, number, percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -77,14 +76,11 @@ def write_report(
     runs: Sequence[Path],
     out: Path,
     *,
-    everything: bool = False,
     pictures: Literal["shown", "all", "none"] = "shown",
 ) -> ReportSummary:
     """Write every file of the report of one run or several into `out`.
 
-    everything   every line, note and diagnostic in Markdown and LaTeX, not the answer alone
-    pictures     which reconstructions become files: those on the page (of float64 lines only if
-                 there are no others), all, or none
+    pictures   which reconstructions become files: those on the page, all, or none
     """
     check_out(out, runs, OWN)
     with one_thread(), Progress("reading rows", None, "cells", plain=False) as progress:
@@ -100,7 +96,7 @@ def write_report(
         _ = contents.tables  # what is wrong with a run is said before anything is written
         with nothing_in_the_way(out), working_in(output_folder(out)):
             sweep(out)
-            files = _write_texts(contents, out, everything=everything)
+            files = _write_texts(contents, out)
             then("rows and charts", 1)
             files += _write_data(contents, out)
             then("pictures", 2)
@@ -150,18 +146,15 @@ OWN = ("index.html", "pictures", "figures", *MADE)
 """All that lies in a report's folder."""
 
 
-def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Path]:
-    """table.md and table.tex: the card, the clients and the lines; on request all else too."""
+def _write_texts(contents: Contents, out: Path) -> list[Path]:
+    """table.md and table.tex: the tables and notes of the page."""
     card = contents.card
     first = [contents.table5] if contents.table5 else []
-    tables = [card_table(card), *first, *contents.comparisons, contents.main(folded=everything)]
-    tables += contents.details if everything else []
+    tables = [card_table(card), *first, *contents.comparisons, contents.main]
+    tables += [contents.tests] if contents.tests else []
+    tables += contents.details
     under = Section("Under which assumptions", card_notes(card))
-    owed = grouped(contents.lines, unfinished)
-    missing = Section("Images and lines without a score", (*owed, *contents.reasons))
-    more = "Diagnostics, float64 lines and further notes: index.html, or mjp report --all."
-    notes = contents.notes if everything else (missing, Section("More", (more,)))
-    sections = [section for section in (under, *notes) if section.items]
+    sections = [section for section in (under, *contents.notes) if section.items]
     answer = " ".join(filter(None, (card.verdict, card.assumptions, card.beside)))
     return [
         _write_text(out / "table.md", text.markdown(answer, tables, sections)),
@@ -197,9 +190,8 @@ def _write_text(path: Path, content: str) -> Path:
 
 def _write_pictures(contents: Contents, out: Path, *, every: bool) -> list[Path]:
     """The reconstructions, every one or those on the page; the index that lists them."""
-    single = [line for line in contents.lines if line.cell.dtype != "float64"]
     written = write_pictures(
-        contents.lines if every else single or contents.lines,
+        contents.lines,
         [shown.image_id for shown in contents.gallery.shown],
         out / "pictures",
         all_images=every,
@@ -209,9 +201,6 @@ def _write_pictures(contents: Contents, out: Path, *, every: bool) -> list[Path]
 
 
 # the page -----------------------------------------------------------------------------------------
-
-COUNTED = frozenset(("#", "n", "not scored", "pictures"))
-"""Columns of numbers that are no scores."""
 
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
@@ -235,8 +224,6 @@ def render_page(contents: Contents, downloads: Sequence[tuple[str, str]] = ()) -
         contents=contents,
         card=contents.card,
         gallery=contents.gallery,
-        lines=lines_table(contents),
-        folded={str(number) for number in folded_lines(contents)},
         images=images_of(contents.lines),
         downloads=downloads,
         provenance=provenance(contents.configs, contents.lines),
@@ -267,7 +254,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"number": number, "link": link, "figure": figure, "anchor": anchor}
-    found.filters |= {"without_score": without_score, "percent": percent}
+    found.filters["percent"] = percent
     found.globals |= {"DASH": DASH, "CAP": PSNR_CAP, "share": share}
     found.globals["picture_score"] = picture_score
     glossary = found.get_template("glossary.html.j2").module.GLOSSARY  # type: ignore[attr-defined]
@@ -307,18 +294,6 @@ def figure(cell: str) -> Markup:
     return Markup("{}<small>{}{}</small>").format(mean, bracket.strip(), interval)
 
 
-def without_score(table: TextTable) -> list[int]:
-    """The rows whose scores are all missing, where others have some."""
-    columns = zip(table.header, table.align, strict=True)
-    scores = [
-        at for at, (title, align) in enumerate(columns) if align == "r" and title not in COUNTED
-    ]
-    empty = [
-        place for place, row in enumerate(table.rows) if all(row[at] in (DASH, "") for at in scores)
-    ]
-    return empty if len(empty) < len(table.rows) else []
-
-
 def share(count: int, of: int) -> str:
     """The length of a bar: `58.00%` for 116 of 200."""
     return f"{100 * count / of:.2f}%" if of else "0%"
@@ -340,30 +315,10 @@ SCORES = {
 DIGITS = 6  # significant ones of a per-image score
 
 
-def folded_lines(contents: Contents) -> set[int]:
-    """The lines that the page shows on demand: controls, and float64 beside other precisions."""
-    lines = contents.every_line
-    single = any(line.cell.dtype != "float64" for line in contents.lines)
-    double = {line.number for line in lines if line.cell.dtype == "float64"} if single else set()
-    return double | {line.number for line in lines if line.cell.role in ("floor", "ceiling")}
-
-
-def lines_table(contents: Contents) -> TextTable:
-    """Every line, with what must not be taken at face value in words."""
-    table, flags = contents.main(folded=True), dict[str, str]()
-    for client in contents.clients:
-        for line in (*client.attacks, *client.derived):  # controls have none
-            words = (flag.words for flag in figure_flags(client, line))
-            flags[str(line.number)] = "; ".join(words)
-    rows = [(*row, flags.get(row[0], "")) for row in table.rows]
-    header = (*table.header, "beware")
-    return TextTable(table.title, table.caption, header, tuple(rows), table.align + "l")
-
-
 def page_data(contents: Contents) -> str:
     """The text of `<script type="application/json">`: the scores of the pictures that the page
     holds; pictures of the strip stand in the page."""
-    gallery, folded = contents.gallery, folded_lines(contents)
+    gallery = contents.gallery
     images = sorted(shown.image_id for shown in gallery.shown)
     lines: list[dict[str, Any]] = []
     for line in contents.every_line:
@@ -376,7 +331,7 @@ def page_data(contents: Contents) -> str:
         of_line: dict[str, Any] = {"number": line.number, "attack": line.title, "client": client}
         run = [line.run] if contents.loaded.many_runs else []
         of_line |= {"name": " · ".join([f"{line.number}", *run, client, line.title])}
-        of_line |= {"setting": line.cell.setting, "folded": line.number in folded}
+        of_line["setting"] = line.cell.setting
         of_line |= {"scores": scores, "exact": [int(image in exact) for image in images]}
         lines.append(of_line)
     strip = set[str | None]()

@@ -78,8 +78,7 @@ function filterLines() {
   const rows = [...TABLE.tBodies[0].rows];
   for (const row of rows) {
     const text = row.textContent.toLowerCase();
-    row.hidden = (row.classList.contains("folded") && !byId("filter-folded").checked)
-      || !words.every((word) => text.includes(word))
+    row.hidden = !words.every((word) => text.includes(word))
       || chosen.some((s) => `=${row.cells[s.dataset.column].textContent.trim()}` !== s.value);
   }
   byId("lines-count").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} lines`;
@@ -161,7 +160,7 @@ function lineFigure(picture, number, key, chosen) {
   const target = (line.setting === "b" && picture.fed.get(number)) || picture.originals.get(number);
   const scores = DATA.metrics.map((metric) => [metric, score(number, metric.name, id)])
     .filter(([, value]) => !Number.isNaN(value));
-  const names = [exact && "exact", line.folded && "folded", number === chosen && "chosen"];
+  const names = [exact && "exact", number === chosen && "chosen"];
   return pictureFigure(id, line.attack, { class: names.filter(Boolean).join(" "), "data-line": number },
     stage(key, `${id} from ${line.attack}`, target, picture.masks.get(number)),
     exact ? element("b", { class: "warm" }, " exact") : null,
@@ -223,7 +222,6 @@ function showAddress() {
   const row = /^#line-\d+$/.test(location.hash) && document.querySelector(location.hash);
   if (row?.hidden) {
     byId("filters").reset();
-    byId("filter-folded").checked = true;
     setTimeout(() => row.scrollIntoView({ block: "center" }));
   }
   const wanted = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
