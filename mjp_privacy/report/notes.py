@@ -19,7 +19,7 @@ from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
 from mjp_privacy.models.sizes import PAPERS_SIZE
-from mjp_privacy.report.figures import ceiling_distance, paper_row, rank_bound
+from mjp_privacy.report.figures import ceiling_distance, rank_bound
 from mjp_privacy.report.flags import DIGITS
 from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, scores_of
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
@@ -33,23 +33,6 @@ WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note
 FEW = 10
 """Images below which intervals are said to be too narrow: of ten normal values a percentile
 bootstrap of 95 % covers the mean in 89 % of cases, of five in 84 %, of two in 50 %."""
-
-CAVEATS = (
-    "Row (3), DeiT-S+MJP (w/o) in setting (a), repeats all five scores of row (2), DeiT-S+MJP in "
-    "setting (b) (.1043 .0059 11.66 .4493 .6519); only the accuracy differs (40.6 and 62.9). At "
-    "least one of the two rows is a copy, so a difference from either proves nothing.",
-    "γ of settings (b) and (c): the poster's caption says .27; the authors' eval.py and the "
-    "supplement's figures of the same attack say .9. The printed accuracies fit .9: 18.7 for ViT-S "
-    "and 36.0 for DeiT-S, where a ViT-Ti on shuffled patches keeps 77.7 % at .27, 58.8 at .5 "
-    "and 27.3 at .9 (top-1, 600 ImageNet photographs). Lines at .9 are therefore to be read first "
-    "beside the paper's figures, those at .27 as the caption's.",
-    "The paper says 1K validation images, one per class; 999 were released.",
-    "The paper's FFT2D multiplies the two spectra without conjugation, which compares with the "
-    "image reflected through its centre.",
-    "Its PSNR is a mean of per-image PSNRs: it lies up to 6 dB above the PSNR of the mean MSE "
-    "printed beside it, so the distributions are heavy-tailed.",
-)
-"""Inconsistencies and open questions in the paper's own table, printed in every report."""
 
 Note = Callable[[Line], Iterable[str]]
 """The sentences of one subject that hold of a line."""
@@ -87,7 +70,6 @@ def all_notes(
         "What differs from the paper's set-up": differences,
         "What bounds the scores": bounds,
         "Images and lines without a score": not_scored(lines),
-        "The paper's own table": CAVEATS if any(map(paper_row, lines)) else (),
         "How the figures are made": method(lines),
     }
     return tuple(Section(title, tuple(items)) for title, items in sections.items() if items)
@@ -167,7 +149,7 @@ def _images(line: Line) -> Iterable[str]:
     if not cell.data_is_papers:
         yield (
             f"Images: {cell.data or 'images of unknown origin'}; not declared to be the paper's "
-            "(--data-is-papers), so table.csv has none of its figures beside them."
+            "(--data-is-papers)."
         )
     if line.groups is not None:
         yield (

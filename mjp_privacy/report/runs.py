@@ -14,13 +14,12 @@ from typing import Any
 
 import yaml
 
-from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import check_each_once, check_own, is_locked
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.core.read import FileKind, is_there, json_lines, reason, yaml_value
-from mjp_privacy.core.text import counted, first_of, plain, shown
+from mjp_privacy.core.read import FileKind, is_there, reason, yaml_value
+from mjp_privacy.core.text import first_of, plain, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
-from mjp_privacy.experiment.run_folder import LOG
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.tensor_files import check_digest
 from mjp_privacy.report.lines import Line, read_frame
@@ -28,7 +27,6 @@ from mjp_privacy.uploads.folder import REFUSED
 
 AGAIN = "Run the attack again; it continues where it stopped."
 EXPERIMENT = FileKind("the experiment of a run", "Run the attack again.", 1 << 24)
-RUN_LOG = FileKind("what a run said", "Take it away.", 1 << 30)
 
 
 @dataclass(frozen=True)
@@ -91,33 +89,12 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
                 f"REFUSED: {name}: {count} upload(s) could not be attacked and are in no figure. "
                 "`mjp check` names what is wrong with each; mended, the same attack takes them in."
             )
-        remarks += [f"DAMAGED: {name}: {words}" for words in _damaged_lists(store, known.lost)]
+        if known.lost:
+            remarks.append(
+                f"DAMAGED: {name}: {shown(known.lost)} is damaged or missing: cells are those of "
+                "its copy; a run lists them again"
+            )
     return Loaded(lines, remarks, damaged)
-
-
-def _damaged_lists(store: RunStore, lost: str) -> Iterator[str]:
-    """A sentence for each damaged file beside the rows; lost: the list of cells, if it is."""
-    if lost:
-        yield (
-            f"{shown(lost)} is damaged or missing: cells are those of its copy; a run lists them "
-            "again"
-        )
-    elif lists := [path.name for path in store.left_out if path.parent == store.root]:
-        yield f"{shown(lists[0])} is damaged: no figure depends on it; a run writes it again"
-    try:
-        _, lines = json_lines(store.root / LOG, RUN_LOG)
-        if lines:
-            first = f"the first is line {lines[0]}"
-            yield f"{LOG}: {counted(len(lines), 'damaged line')}, {first}; no figure depends on it"
-    except BadFile as error:
-        yield f"{LOG} ({error.got}): no figure depends on it"
-    for path in (store.root / "experiment.yaml", *sorted((store.root / "experiments").glob("*"))):
-        try:
-            if is_there(path):
-                check_digest(path, EXPERIMENT, needed=False)
-        except BadFile as error:
-            place = shown(path.relative_to(store.root))
-            yield f"{place} ({error.got}): the run of that experiment writes it again"
 
 
 # folders ------------------------------------------------------------------------------------------
