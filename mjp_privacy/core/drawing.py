@@ -89,30 +89,14 @@ def picture(
     *,
     dpi: float = 150,
     layout: Any = "constrained",
-    few_colours: bool = False,
 ) -> Iterator[Figure]:
-    """A figure of so many inches to draw on; the file, a PNG, is whole or absent.
-
-    few_colours: a third of the bytes, for what holds no photographs
-    """
-    from PIL import Image
-
+    """A figure of so many inches to draw on; the file, a PNG, is whole or absent."""
     with house_style():
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(width, height), dpi=72, layout=layout)
         yield figure
-
-        if few_colours:
-            figure.set_dpi(dpi)
-            canvas: Any = FigureCanvasAgg(figure)
-            canvas.draw()
-            full = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
-            few = full.quantize(256, dither=Image.Dither.NONE)
-            write_atomically(path, lambda place: few.save(place, format="PNG", optimize=True))
-        else:
-            write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=dpi))
+        write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=dpi))
 
 
 def band(axes: Axes, x: Any, low: Any, high: Any, shade: str, **look: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -161,13 +161,14 @@ def fact(columns: Mapping[str, Any], key: str) -> Scalar:
     return value
 
 
-def target_of(cell: CellFacts) -> tuple[tuple[str, Scalar], ...]:
-    """What is attacked: every fact except those of the attack and of the command.
+def target_of(cell: CellFacts, without: Collection[str] = ()) -> tuple[tuple[str, Scalar], ...]:
+    """What is attacked: every fact except those of the attack and of the command, and `without`
+    those in which two targets may differ and still be alike.
 
     Facts that `CellFacts` has no field for count as well, so that two different clients are never
     taken for one.
     """
-    keys = sorted({*cell.columns} - ATTACK_FACTS - {*columns_of(CommandFacts)})
+    keys = sorted({*cell.columns} - ATTACK_FACTS - {*columns_of(CommandFacts), *without})
     return tuple((key, value) for key in keys if (value := fact(cell.columns, key)) is not None)
 
 

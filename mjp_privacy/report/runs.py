@@ -143,9 +143,8 @@ def check_folders(runs: Sequence[Path]) -> None:
 
 
 def check_out(out: Path, runs: Sequence[Path], own: Collection[str]) -> None:
-    """Raise where a report cannot be written: over a run, among its rows and pictures, or among
-    files of other names than a report's own. RUN/report is a report's, whatever it holds; the runs
-    themselves may lie beside it."""
+    """Raise where a report cannot be written: in a run, except as RUN/report, whatever that holds,
+    or among files of other names than a report's own; the runs themselves may lie beside it."""
     wrong, place = "", Path()
     try:
         if out.exists() and not out.is_dir():
@@ -153,19 +152,16 @@ def check_out(out: Path, runs: Sequence[Path], own: Collection[str]) -> None:
         place = out.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # the last of a link to itself
         wrong = f"is {reason(error)}"
-    for run in [] if wrong else runs:
-        if place == run.resolve():
-            wrong = "is the run itself"
-        for part in ("rows", "experiments"):
-            if place.is_relative_to(run.resolve() / part):
-                wrong = f"lies among the {part} of the run"
+    roots = [run.resolve() for run in runs]
+    own_place = place in [root / "report" for root in roots]
+    if not own_place and not wrong and any(place.is_relative_to(root) for root in roots):
+        wrong = "lies in a run"
     if wrong:
         raise UserError(
             f"Expected a folder of its own for the report, but {shown(out)} {wrong}. "
             "Give another --out."
         )
-    roots = [run.resolve() for run in runs]
-    if place not in [root / "report" for root in roots]:
+    if not own_place:
         around = [root.relative_to(place).parts[0] for root in roots if place in root.parents]
         check_own(out, "mjp report", [*own, *map(escape, around)])
 

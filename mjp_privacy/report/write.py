@@ -33,7 +33,7 @@ from mjp_privacy.report.clients import images_of
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.figures import TITLES
 from mjp_privacy.report.notes import Section
-from mjp_privacy.report.pictures import OF_LINES, picture_score, remove_listed, write_pictures
+from mjp_privacy.report.pictures import picture_score, remove_listed, write_pictures
 from mjp_privacy.report.runs import check_out, commands, nothing_in_the_way, provenance
 from mjp_privacy.report.table5 import table5_csv
 from mjp_privacy.report.text import DASH, DECIMALS, capped, number, percent
@@ -136,11 +136,10 @@ MOST_ROWS = 200_000
 
 MADE = (
     *(name for name in DOWNLOADS if not name.startswith("pictures/")),
-    *(f"figures/{name}.svg" for name in ("success", "lpips", "ssim", "spread", "tradeoff")),
-    *("figures/uploads_*.svg", "figures/batches_*.svg", "figures/strip.png", "samples.txt"),
-    *("config.yaml", "config_*.yaml"),
+    *("figures/success.svg", "figures/tradeoff.svg", "figures/uploads_*.svg"),
+    *("figures/batches_*.svg", "config.yaml", "config_*.yaml"),
 )
-"""Names that a report gives to files, or gave: what an earlier one left is deleted."""
+"""Names that a report gives to files: what an earlier one left is deleted."""
 
 OWN = ("index.html", "pictures", "figures", *MADE)
 """All that lies in a report's folder."""
@@ -337,13 +336,8 @@ def page_data(contents: Contents) -> str:
     strip = set[str | None]()
     for shown in gallery.shown:
         if shown.strip and contents.strip is not None:
-            made = (shown.lines.get(line.number) for _, line in contents.strip)
+            made = (shown.lines.get(line.number, {}).get("made") for _, line in contents.strip)
             strip |= {shown.original(contents.chooser), shown.as_fed(contents.chooser), *made}
-    shown_as = [
-        {"image_id": shown.image_id}
-        | {kind: list(getattr(shown, kind).items()) for kind in OF_LINES}  # lines are no JSON keys
-        for shown in gallery.shown
-    ]
     return script_json(
         {
             **{"cap": PSNR_CAP, "at_cap": capped(PSNR_CAP, 1)},
@@ -354,7 +348,7 @@ def page_data(contents: Contents) -> str:
                 if any(name in line["scores"] for line in lines)
             ],
             **{"lines": lines, "image_ids": images},
-            "shown": shown_as,
+            "shown": [{"image_id": x.image_id, "lines": [*x.lines.items()]} for x in gallery.shown],
             "pictures": [item for item in gallery.pictures.items() if item[0] not in strip],
         }
     )

@@ -9,8 +9,7 @@ for (const image of document.querySelectorAll("img[data-key]")) {
   PICTURES.set(image.dataset.key, image.src);
 }
 const SHOWN = new Map(DATA.shown.map((picture) => [picture.image_id, {
-  ...picture, lines: new Map(picture.lines), masks: new Map(picture.masks), fed: new Map(picture.fed),
-  originals: new Map(picture.originals),
+  image_id: picture.image_id, lines: new Map(picture.lines),
 }]));
 
 const byId = (id) => document.getElementById(id);
@@ -123,7 +122,8 @@ function fillGallery() {
   if (number) kept.sort((a, b) => inOrder(psnr(a), psnr(b)));
   byId("gallery").replaceChildren(...kept.map((picture) => {
     const id = picture.image_id;
-    const key = number ? picture.lines.get(number) : [...picture.originals.values(), ...picture.lines.values()][0];
+    const every = [...picture.lines.values()];
+    const key = number ? picture.lines.get(number).made : every.find((kept) => kept.original)?.original ?? every[0].made;
     const exact = isExact(number, id);
     const said = !number ? id : exact ? "exact" : `${numberText(psnr(picture), DATA.metrics[0])} dB`;
     return element("figure", { class: exact ? "exact" : null },
@@ -154,15 +154,15 @@ function pictureFigure(id, name, attributes, box, ...below) {
   return element("figure", attributes, box, element("figcaption", {}, element("strong", {}, name), ...below));
 }
 
-function lineFigure(picture, number, key, chosen) {
-  const [line, id] = [LINES.get(number), picture.image_id];
+function lineFigure(id, number, kept, chosen) {
+  const line = LINES.get(number);
   const exact = isExact(number, id);
-  const target = (line.setting === "b" && picture.fed.get(number)) || picture.originals.get(number);
+  const target = (line.setting === "b" && kept.fed) || kept.original;
   const scores = DATA.metrics.map((metric) => [metric, score(number, metric.name, id)])
     .filter(([, value]) => !Number.isNaN(value));
   const names = [exact && "exact", number === chosen && "chosen"];
   return pictureFigure(id, line.attack, { class: names.filter(Boolean).join(" "), "data-line": number },
-    stage(key, `${id} from ${line.attack}`, target, picture.masks.get(number)),
+    stage(kept.made, `${id} from ${line.attack}`, target, kept.mask),
     exact ? element("b", { class: "warm" }, " exact") : null,
     element("div", {}, `${line.client} · line ${number}`),
     element("dl", {}, ...scores.map(([metric, value]) => element("div", {},
@@ -176,14 +176,17 @@ function openImage(id, chosen) {
   const dialog = byId("image-dialog");
   Object.assign(dialog.dataset, { image: id, line: chosen || "" });
   byId("image-title").textContent = id;
-  const fed = Map.groupBy ? Map.groupBy(picture.fed, ([, key]) => key) : new Map();
+  const [originals, fed] = [new Set(), new Map()];
+  for (const [number, kept] of picture.lines) {
+    if (kept.original) originals.add(kept.original);
+    if (kept.fed) fed.set(kept.fed, (fed.get(kept.fed) ?? new Set()).add(LINES.get(number).client));
+  }
   const other = ([number]) => Number(LINES.get(number).client !== LINES.get(chosen)?.client);
   const lines = [...picture.lines].sort((a, b) => other(a) - other(b) || a[0] - b[0]);
   byId("image-grid").replaceChildren(
-    ...[...new Set(picture.originals.values())].map((key) => pictureFigure(id, "original", {}, stage(key, `${id}: original`))),
-    ...[...fed].map(([key, pairs]) => pictureFigure(id, `fed by ${[...new Set(
-      pairs.map(([number]) => LINES.get(number).client))].join(", ")}`, {}, stage(key, `${id} as fed`))),
-    ...lines.map(([number, key]) => lineFigure(picture, number, key, chosen)));
+    ...[...originals].map((key) => pictureFigure(id, "original", {}, stage(key, `${id}: original`))),
+    ...[...fed].map(([key, clients]) => pictureFigure(id, `fed by ${[...clients].join(", ")}`, {}, stage(key, `${id} as fed`))),
+    ...lines.map(([number, kept]) => lineFigure(id, number, kept, chosen)));
   if (!dialog.open) dialog.showModal();
   document.querySelector("#image-grid .chosen")?.scrollIntoView({ block: "nearest" });
 }
