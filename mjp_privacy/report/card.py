@@ -42,10 +42,10 @@ NAMED = 2
 """Attacks of a worst case that the card names; the others are counted together."""
 
 HEADINGS: Mapping[str, str] = {
-    "published": "published attack (APRIL)",
-    "one_upload": "best attack, one upload",
-    "any_uploads": "best attack, any number of uploads",
-    "floor": "without any gradient",
+    "published": "APRIL as published",
+    "one_upload": "best, one upload",
+    "any_uploads": "best, any uploads",
+    "floor": "no gradient",
 }
 """The card's columns by the fields of a row."""
 
@@ -61,7 +61,7 @@ CAPTION = (
     "Exactly: equal to the original in every 8-bit value; the share with its 95 % interval, crops "
     "of one photograph counted as one. 20 dB or more: usually recognisable. Mean: of each "
     "picture's PSNR, at most 100 dB, with its 95 % interval. Best: each picture's best attack, "
-    "chosen with the private picture at hand: an upper bound. Without any gradient: the best "
+    "chosen with the private picture at hand: an upper bound. No gradient: the best "
     "picture made of no upload; an attack that gets no more has failed."
 )
 
@@ -78,7 +78,7 @@ SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 class CardFigure:
     """What one attacker gets from one client: PSNR (standard, dB, capped at 100) over n images."""
 
-    attack: str  # its label, or those that were best on most images: "pixel_lattice 116, april 3"
+    attack: str  # its label; of a worst case "pixel_lattice 116, masked_span 4, others 2"
     line: int  # number of its line in the tables
     mean: float
     low: float  # of the 95 % interval; NaN for a single image
@@ -92,7 +92,6 @@ class CardFigure:
     trials: float | None = None  # as how many independent pictures they count; None: as themselves
     photographs: int | None = None  # of which the pictures are crops; None: each is one
     without: tuple[str, ...] = ()  # attacks that other clients met and this one did not
-    chosen: tuple[tuple[str, int], ...] = ()  # the attacks of a worst case, with their images
 
     def flagged(self, key: str) -> bool:
         """Whether a flag of this key holds."""
@@ -127,16 +126,6 @@ class CardFigure:
         bounds = f" [{self.low:.1f}, {self.high:.1f}]" if known else ""
         over = f" over {counted(self.n, 'picture')}" if self.n != self.of else ""
         return f"{capped(self.mean, 1)} dB{bounds}{over}"
-
-    def by(self) -> str:
-        """Its attacks in words, with all of its pictures: `pixel_lattice for 116 pictures,
-        masked_span for 4, others for 2`."""
-        if len(self.chosen) < 2:
-            return self.attack
-        (first, count), *others = self.chosen[:NAMED]
-        words = [f"{first} for {counted(count, 'picture')}", *(f"{a} for {c}" for a, c in others)]
-        rest = sum(count for _, count in self.chosen[NAMED:])
-        return ", ".join([*words, *([f"others for {rest}"] if rest else [])])
 
 
 @dataclass(frozen=True)
@@ -288,11 +277,12 @@ def card_figure(client: Client, line: Line) -> CardFigure:
     """The figure of one attack, of a worst case or of a control, with its flags."""
     score, given = summary(line, "psnr", "standard"), success_share(line, PLAIN_TO_SEE)
     counts = line.counts.items() if isinstance(line, DerivedLine) else ()
-    ranked = sorted(counts, key=lambda item: -item[1])
-    chosen = tuple((attack, count) for attack, count in ranked if count)
-    several = ", ".join(f"{attack} {count}" for attack, count in chosen[:NAMED])
+    chosen = sorted((item for item in counts if item[1]), key=lambda item: -item[1])
+    named = [f"{attack} {count}" for attack, count in chosen[:NAMED]]
+    rest = sum(count for _, count in chosen[NAMED:])
+    named += [f"others {rest}"] if rest else []
     return CardFigure(
-        attack=chosen[0][0] if len(chosen) == 1 else several or line.attack,
+        attack=chosen[0][0] if len(chosen) == 1 else ", ".join(named) or line.attack,
         line=line.number,
         mean=score.mean,
         low=score.low,
@@ -305,7 +295,6 @@ def card_figure(client: Client, line: Line) -> CardFigure:
         trials=given.trials,
         flags=figure_flags(client, line),
         photographs=None if line.groups is None else line.units,
-        chosen=chosen,
     )
 
 
@@ -342,7 +331,7 @@ def _cell(card: Card, row: CardRow, column: str) -> str:
         return f"mean {figure.level()}, {figure.attack.replace('_', ' ')}"
     missed = f"; {' and '.join(figure.without)} not run" if figure.without else ""
     reached = figure.reached and f", {figure.reached}"
-    by = f"; by {figure.by()}" if column != "published" else ""
+    by = f"; by {figure.attack}" if column != "published" else ""
     text = f"{figure.share.text()} exactly{reached}; mean {figure.level()}"
     return f"{text}{card.numbers(figure)}{by}{missed}"
 
@@ -365,13 +354,6 @@ LONGEST = 80
 
 REASONS_SHOWN = 4
 """Reasons of missing scores that are printed."""
-
-SHORT_HEADINGS = {
-    "published": "APRIL as published",
-    "one_upload": "best, one upload",
-    "any_uploads": "best, any uploads",
-    "floor": "no gradient",
-}
 
 
 def console_text(card: Card, reasons: Sequence[str]) -> str:
@@ -411,12 +393,11 @@ def _aligned(card: Card) -> list[str]:
     every = given.pop() if len(given) == 1 else None
     pictures = "" if every is None else f" ({counted(every, 'picture')} each)"
     table.add_column(f"Client{pictures}", overflow="fold")
-    columns = [column for column in SHORT_HEADINGS if column in card.columns]
-    for column in columns:
-        table.add_column(SHORT_HEADINGS[column], no_wrap=True, overflow="fold")
+    for heading in card.columns.values():
+        table.add_column(heading, no_wrap=True, overflow="fold")
     for row in card.rows:
         name = cut(one_line(row.client.title), LONGEST) + card.numbers(row)
-        cells = [_short_cell(card, row, column, counted=every is None) for column in columns]
+        cells = [_short_cell(card, row, column, counted=every is None) for column in card.columns]
         table.add_row(*map(Text, (name, *cells)))
     out = io.StringIO()
     # no colours and a fixed width, so that the same rows print the same text everywhere

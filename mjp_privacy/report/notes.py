@@ -6,22 +6,16 @@ where it does not hold. Equal sentences of several lines become one.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-
 from mjp_privacy.core.schema import size_text
 from mjp_privacy.core.text import counted, first_of, shown
-from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
 from mjp_privacy.models.sizes import PAPERS_SIZE
-from mjp_privacy.report.figures import ceiling_distance, rank_bound
-from mjp_privacy.report.flags import DIGITS
-from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, scores_of
+from mjp_privacy.report.lines import NO_LABELS, OF_PICTURE, Line, scores_of
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
 
 REASONS_SHOWN = 30
@@ -29,7 +23,6 @@ NAMED = 3
 """Files that are called by their names."""
 NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
-WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note
 FEW = 10
 """Images below which intervals are said to be too narrow: of ten normal values a percentile
 bootstrap of 95 % covers the mean in 89 % of cases, of five in 84 %, of two in 50 %."""
@@ -50,7 +43,7 @@ def all_notes(
     lines: Sequence[Line], derived: Sequence[DerivedLine] = (), remarks: Sequence[str] = ()
 ) -> tuple[Section, ...]:
     """The sections that have at least one note, in the order they are printed."""
-    choices = [*map(choice_sentence, derived), *grouped([*lines, *derived], missing_images)]
+    choices = [*map(choice_sentence, derived)]
     controls = [line for line in lines if line.cell.role in ("floor", "ceiling")]
     if controls:
         choices.append(
@@ -120,18 +113,7 @@ def choice_sentence(line: DerivedLine) -> str:
     )
     if line.uploads > 1:
         said += f" Its attacks may use up to {line.uploads} uploads of one image."
-    values = [member.scored(line.rule.metric, line.rule.variant) for member in line.members]
-    compared = pd.concat(values, axis=1).count(axis=1)
-    if incomplete := int((compared < len(line.members)).sum()):
-        said += f" For {incomplete} of these at least one attack has nothing to compare."
     return said
-
-
-def missing_images(line: Line) -> Iterable[str]:
-    """Why images of a derived line have no reconstruction; other lines have their own section."""
-    if isinstance(line, DerivedLine):
-        for (status, reason), count in _lost(line).most_common(REASONS_SHOWN):
-            yield f"{counted(count, 'image')} {status}: {reason}"
 
 
 def _lost(line: Line) -> Counter[tuple[str, str]]:
@@ -164,11 +146,6 @@ def _images(line: Line) -> Iterable[str]:
 
 def _model(line: Line) -> Iterable[str]:
     cell = line.cell
-    if cell.checkpoint:
-        digest = re.fullmatch(r"[0-9a-f]{64}", str(cell.checkpoint_sha))
-        sha = f", sha256 {digest[0][:12]}" if digest else ""
-        architecture = f" ({cell.architecture})" if cell.architecture else ""
-        yield f"{cell.model}{architecture}: weights from {cell.checkpoint}{sha}."
     if cell.resize:
         mean, std = (
             "/".join(f"{n:g}" for n in dict.fromkeys(numbers or ()))
@@ -259,33 +236,6 @@ def _unshuffled(line: Line) -> Iterable[str]:
         )
 
 
-def _linear_system(line: Line) -> Iterable[str]:
-    """Of an attack that inverts a system A: whether A has zero rows, or else whether there is a gap
-    below the ceiling that nothing but rounding explains."""
-    cell, condition = line.cell, line.scored("cond_a", DIAGNOSTIC)
-    if cell.dtype not in DIGITS or not rank_bound(line) or condition.empty:
-        return
-    singular = int((line.scored("zero_rows", DIAGNOSTIC).reindex(condition.index) > 0).sum())
-    approximate = cell.pseudo_gradient != CellFacts.pseudo_gradient
-    altered = approximate or bool(cell.defenses or cell.position_noise)
-    gap, bits = ceiling_distance(line), DIGITS[cell.dtype]
-    if singular:
-        masks_alone = bool(cell.gamma) and "top_k" not in cell.defenses
-        yield (
-            f"{line.attack}, {cell.dtype}: A has zero rows"
-            f"{', those of shuffled patches,' if masks_alone else ''} on {singular} of "
-            f"{len(condition)} images: the upload holds no gradient there, which no precision can "
-            "restore."
-        )
-    elif gap > WORTH_SAYING and not altered and (cell.batch or 1) == 1:
-        yield (
-            f"{line.attack}, {cell.dtype}: on average {gap:.2f} dB below the ceiling, "
-            "although no row of A is zero: exact gradients would reach it, so the gap is due to "
-            "rounding and not to a defence (cond(A) exceeds "
-            f"2^{bits} on {int((condition > 2.0**bits).sum())} of {len(condition)} images)."
-        )
-
-
 def _few(line: Line) -> Iterable[str]:
     """That intervals of means are too narrow, where they are of few images or photographs."""
     if 1 < line.units < FEW:
@@ -296,7 +246,7 @@ def _few(line: Line) -> Iterable[str]:
         )
 
 
-BOUNDS: tuple[Note, ...] = (unfinished, _few, _mixed_code, _unshuffled, _linear_system)
+BOUNDS: tuple[Note, ...] = (unfinished, _few, _mixed_code, _unshuffled)
 
 
 # how scores become figures; printed with every report, so that it can stand alone ----------------

@@ -17,7 +17,7 @@ import yaml
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import check_each_once, check_own, is_locked
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.core.read import FileKind, is_there, reason, yaml_value
+from mjp_privacy.core.read import FileKind, reason, yaml_value
 from mjp_privacy.core.text import first_of, plain, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import RunStore
@@ -102,13 +102,6 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
 RUN = ("cells.*.parquet", "rows/*/*.parquet", "cells.json")
 """What makes a folder a run: one of these files; the last is that of an earlier version."""
 
-OTHERS = {
-    "index.html": "the folder of a report",
-    "uploads.jsonl": "a folder of uploads",
-    "metrics.jsonl": "the folder of a training or a federation",
-}
-"""What a folder is that holds one of these files."""
-
 NAMED = 5
 """Runs inside a folder that are called by their paths."""
 
@@ -127,8 +120,7 @@ def check_folders(runs: Sequence[Path]) -> None:
             if run.is_dir():
                 entries = sorted(islice(run.iterdir(), MOST_LOOKED_AT))
                 inside = [path for path in entries if _is_run(path)]
-                known = [f"it is {words}" for name, words in OTHERS.items() if is_there(run / name)]
-                got = [*known, "it holds other files" if entries else "it is empty"][0]
+                got = "it holds other files" if entries else "it is empty"
         except (OSError, ValueError) as error:
             got = f"it cannot be used: {reason(error)}"
         give = "Give the folder that was the --out of `mjp attack`."
@@ -240,9 +232,7 @@ def provenance(configs: Sequence[RunConfig], lines: Sequence[Line]) -> tuple[tup
     last = {config.run: config for config in configs}
     for config in configs:
         of_run = f"{config.name}: " if len(last) > 1 else ""
-        prefix = of_run
-        if len(configs) > len(last):  # what tells the facts of one config from those of others
-            prefix += f"{plain(str(config.fields.get('name', config.file)))}: "
+        prefix = f"{config.file}: " if len(configs) > 1 else ""
         facts += [(f"{prefix}{name}", str(value)) for name, value in config.software.items()]
         digest = hashlib.sha256(config.text.encode()).hexdigest()
         known = (f"{prefix}config, sha256", digest)

@@ -57,7 +57,6 @@ _KINDS = (
     (r"b?float\d+|int\d+|sign|quanti", "quantisation"),
     (r"withhold|positions|lora|train", "withheld"),
 )
-_SMALLER_IS_STRONGER = ("sparsification",)  # its number is the share of entries that is sent
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,6 @@ class TradeoffPoint:
 
     label: str
     family: str  # one of FAMILIES; any other is drawn as "other"
-    strength: float  # grows with the defence; NaN: stands in no order
     accuracy: float
     accuracy_low: float
     accuracy_high: float
@@ -107,34 +105,20 @@ def _interval(low: float, high: float) -> str:
     return f" [{low:.1f}, {high:.1f}]" if math.isfinite(low) and math.isfinite(high) else ""
 
 
-def family_and_strength(defence: str) -> tuple[str, float]:
-    """The family of a client and how strong its defence is, from its text in comparison.csv.
+def family_of(defence: str) -> str:
+    """The family of a client, from its text in comparison.csv.
 
-    family_and_strength("MJP γ=0.27; dal")  # ("MJP", 0.27)
-    family_and_strength("MJP γ=0.27; dal; int8")  # ("pairs with MJP", nan)
+    family_of("MJP γ=0.27; dal")  # "MJP"
+    family_of("MJP γ=0.27; dal; int8")  # "pairs with MJP"
     """
     parts = [part.strip() for part in defence.split(";") if part.strip()]
     own = [part for part in parts if part.split()[0] not in _RECIPE]
     if parts in ([], ["none"]):
-        return "none", math.nan
+        return "none"
     if len(own) < len(parts):
-        changed = any(part.startswith("plain_share") for part in parts)  # another recipe
-        strength = math.nan if own or changed else _number(parts[0])
-        return "pairs with MJP" if own else "MJP", strength
+        return "pairs with MJP" if own else "MJP"
     family = next((name for pattern, name in _KINDS if re.match(pattern, own[0])), "other")
-    if len(own) > 1 or family in ("withheld", "other"):
-        return family if len(own) == 1 else "other", math.nan
-    if family == "quantisation":
-        bits = re.search(r"\d+", own[0])
-        return family, 1 / int(bits.group()) if bits else 1.0
-    value = _number(own[0])
-    return family, -value if family in _SMALLER_IS_STRONGER else value
-
-
-def _number(text: str) -> float:
-    """The first number behind a space or an equals sign; NaN without one."""
-    found = re.search(r"[ =](\d*\.?\d+(?:e[+-]?\d+)?)", text)
-    return float(found.group(1)) if found else math.nan
+    return family if len(own) == 1 else "other"
 
 
 def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
@@ -153,15 +137,13 @@ def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
         leakage = summary(client.one_upload, "psnr", "standard")
         accuracy, _ = accuracies(client.one_upload)  # a share, with Wilson's interval
         point = TradeoffPoint(
-            client.title,
-            *family_and_strength(_defence(client)),
+            *(client.title, family_of(_defence(client))),
             *(100 * accuracy.mean, 100 * accuracy.low, 100 * accuracy.high),
             *(leakage.mean, leakage.low, leakage.high),
             n=leakage.n,
             not_scored=leakage.counts.total - leakage.n,
         )
-        ordered = any(p.family == point.family and p.strength == point.strength for p in points)
-        points.append(replace(point, strength=math.nan) if ordered else point)
+        points.append(point)
     drawable = [point for point in points if point.drawable]
     if len(drawable) < 3 or len({point.family for point in drawable}) < 2:
         return ()
@@ -189,8 +171,7 @@ def points_from_comparison(table: pd.DataFrame, scope: str) -> list[TradeoffPoin
     """The points of the table of `mjp compare`, of "1 upload" or "any number of uploads"."""
     return [
         TradeoffPoint(
-            str(row["label"]),
-            *family_and_strength(str(row["defence"])),
+            *(str(row["label"]), family_of(str(row["defence"]))),
             *(float(row["top1"]), float(row["top1_low"]), float(row["top1_high"])),
             *(float(row["psnr"]), float(row["low"]), float(row["high"])),
             n=int(row["n"]),
@@ -226,19 +207,6 @@ def pareto_front(points: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
     return front
 
 
-def strength_lines(points: Sequence[TradeoffPoint]) -> list[list[TradeoffPoint]]:
-    """The points of each family in the order of their strength, where two or more have one."""
-    by_family: dict[str, list[TradeoffPoint]] = {}
-    for point in points:
-        if point.drawable and math.isfinite(point.strength):
-            by_family.setdefault(point.family, []).append(point)
-    return [
-        sorted(family, key=lambda point: point.strength)
-        for family in by_family.values()
-        if len(family) > 1
-    ]
-
-
 # drawn --------------------------------------------------------------------------------------------
 
 Look = dict[str, Any]
@@ -255,8 +223,8 @@ PNG_WIDTH = 1080  # pixels
 
 CAPTION = (
     "Accuracy against the PSNR (standard, capped at 100 dB) of the best attack on each image: the "
-    "upper left is best. Light bars: 95 % intervals. Coloured lines join clients of one kind in "
-    "the order of strength. Steps: the Pareto front, clients that no other beats in both figures; "
+    "upper left is best. Light bars: 95 % intervals. Steps: the Pareto front, clients that no "
+    "other beats in both figures; "
     "it does not take the intervals into account. Dashed: "
     f"{THRESHOLDS[0]} dB, from which the content of a picture is usually recognisable."
 )
@@ -323,9 +291,6 @@ def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: fl
             axes.axvline(level, color=MUTED, linewidth=1, linestyle=style)
             at: Look = {"transform": axes.get_xaxis_transform(), "ha": "center"}
             axes.text(level, 1.01, word, fontsize=FONT - 1, color=MUTED, **at)
-    for family in strength_lines(points):
-        corners = [(point.leakage, point.accuracy) for point in family]
-        axes.plot(*zip(*corners, strict=True), color=family[0].look[0], linewidth=1.6)
     if front := pareto_front(points):
         across = [front[0].leakage, *(point.leakage for point in front), axes.get_xlim()[1]]
         up = [axes.get_ylim()[0], *(point.accuracy for point in front), front[-1].accuracy]

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -252,37 +252,14 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"number": number, "link": link, "figure": figure, "anchor": anchor}
+    found.filters |= {"number": number, "link": link, "figure": figure}
     found.filters["percent"] = percent
     found.globals |= {"DASH": DASH, "CAP": PSNR_CAP, "share": share}
     found.globals["picture_score"] = picture_score
-    glossary = found.get_template("glossary.html.j2").module.GLOSSARY  # type: ignore[attr-defined]
-    terms = {name.casefold(): " ".join(text.split()) for name, text in glossary}
-    found.filters["linked"] = lambda text: linked(text, terms)
     return found
 
 
 # what templates write by --------------------------------------------------------------------------
-
-
-def anchor(term: str) -> str:
-    """Where the glossary explains a term: `term-setting-c`."""
-    return "term-" + re.sub(r"[^\w]+", "-", term.casefold()).strip("-")
-
-
-def linked(text: str, terms: Mapping[str, str]) -> Markup:
-    """A text, escaped, with each term of the glossary linked where it is said first."""
-    longest_first = "|".join(re.escape(name) for name in sorted(terms, key=len, reverse=True))
-    parts, end, seen = [], 0, set()
-    for match in re.finditer(rf"(?<![\w-])(?:{longest_first})(?![\w-])", text, re.I):
-        name = match[0].casefold()
-        if name not in seen:
-            seen.add(name)
-            link = Markup('<a class="term" href="#{}" title="{}">{}</a>')
-            parts += [Markup.escape(text[end : match.start()])]
-            parts += [link.format(anchor(name), terms[name], match[0])]
-            end = match.end()
-    return Markup("").join([*parts, Markup.escape(text[end:])])
 
 
 def figure(cell: str) -> Markup:
