@@ -122,8 +122,8 @@ class CardFigure:
     def level(self) -> str:
         """The mean: `71.7 dB [66.9, 76.3]`, `≥ 100 dB` at the cap, with the number of pictures
         where not all were scored."""
-        known = not math.isnan(self.low) and self.mean < PSNR_CAP
-        bounds = f" [{self.low:.1f}, {self.high:.1f}]" if known else ""
+        bounded = not math.isnan(self.low) and self.mean < PSNR_CAP
+        bounds = f" [{capped(self.low, 1)}, {capped(self.high, 1)}]" if bounded else ""
         over = f" over {counted(self.n, 'picture')}" if self.n != self.of else ""
         return f"{capped(self.mean, 1)} dB{bounds}{over}"
 
@@ -361,12 +361,7 @@ def console_text(card: Card, reasons: Sequence[str]) -> str:
     each on one line."""
     more = len(reasons) - REASONS_SHOWN
     tail = [f"and {counted(more, 'further reason')}: see the page"] if more > 0 else []
-    said = []
-    for reason in map(one_line, (*reasons[:REASONS_SHOWN], *tail)):
-        text, bracket, lines = reason.rpartition(" (lines ")  # which stay at the end
-        end = f"{bracket}{lines}" if len(lines) < WIDTH / 4 else ""
-        short = textwrap.shorten(text if end else reason, WIDTH - len(end), placeholder=" …") + end
-        said.append(reason if len(reason) <= WIDTH else short)
+    said = [line for reason in (*reasons[:REASONS_SHOWN], *tail) for line in _wrapped(reason, 1)]
     return "\n".join([console_card(card), *said, *([""] if said else [])])
 
 
@@ -389,15 +384,12 @@ def _wrapped(text: str, most: int) -> list[str]:
 def _aligned(card: Card) -> list[str]:
     """Aligned columns of words; a client's name that has no room goes on in the next line."""
     table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
-    given = {f.of for row in card.rows for c, f in row.figures.items() if f and c != "floor"}
-    every = given.pop() if len(given) == 1 else None
-    pictures = "" if every is None else f" ({counted(every, 'picture')} each)"
-    table.add_column(f"Client{pictures}", overflow="fold")
+    table.add_column("Client", overflow="fold")
     for heading in card.columns.values():
         table.add_column(heading, no_wrap=True, overflow="fold")
     for row in card.rows:
         name = cut(one_line(row.client.title), LONGEST) + card.numbers(row)
-        cells = [_short_cell(card, row, column, counted=every is None) for column in card.columns]
+        cells = [_short_cell(card, row, column) for column in card.columns]
         table.add_row(*map(Text, (name, *cells)))
     out = io.StringIO()
     # no colours and a fixed width, so that the same rows print the same text everywhere
@@ -405,20 +397,18 @@ def _aligned(card: Card) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def _short_cell(card: Card, row: CardRow, column: str, *, counted: bool) -> str:
-    """`5 exact, 17 ≥ 20 dB`; the mean where no picture is that good."""
+def _short_cell(card: Card, row: CardRow, column: str) -> str:
+    """`5 of 20 exact, 17 ≥ 20 dB`; the mean where no picture is that good."""
     figure = row.figures[column]
     if figure is None or math.isnan(figure.mean):
         return row.absent[column]
     if column == "floor":
         return f"{capped(figure.mean, 1)} dB"
-    of = f" of {figure.of}" if counted else ""
-    reached = "all" if figure.above_20 == figure.of else figure.above_20
-    said = f"{figure.exact}{of} exact, {reached} ≥ {PLAIN_TO_SEE} dB"
-    if figure.exact == figure.of:
-        said = f"all{of} exact"
-    elif not figure.above_20:
-        said = f"none{of}, mean {capped(figure.mean, 1)} dB"
+    said = f"{figure.exact} of {figure.of} exact"
+    if figure.exact < figure.of:
+        said += f", {figure.above_20} ≥ {PLAIN_TO_SEE} dB"
+    if not figure.above_20:
+        said = f"0 of {figure.of}, mean {capped(figure.mean, 1)} dB"
     return said + card.numbers(figure)
 
 

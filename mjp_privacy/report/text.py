@@ -316,18 +316,11 @@ _LATEX = str.maketrans(
 )
 
 
-def latex(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
-    """The report as LaTeX, to be included in a document; its first line names the packages.
-
-    Every table is scaled to the width of the text.
-    """
-    parts = [r"% \usepackage{booktabs,graphicx,textcomp,xcolor}  \usepackage[T1]{fontenc}"]
-    parts += [latex_table(table) for table in tables]
-    for section in notes:
-        items = "\n".join(rf"  \item {latex_text(item)}" for item in section.items)
-        title = latex_text(section.title)
-        parts.append(f"\\paragraph{{{title}}}\n\\begin{{itemize}}\n{items}\n\\end{{itemize}}")
-    return "\n\n".join(parts) + "\n"
+def latex(tables: Sequence[TextTable]) -> str:
+    """The tables as LaTeX, to be included in a document, each scaled to the width of the text; the
+    first line names the packages."""
+    packages = r"% \usepackage{booktabs,graphicx,textcomp,xcolor}  \usepackage[T1]{fontenc}"
+    return "\n\n".join([packages, *map(latex_table, tables)]) + "\n"
 
 
 def latex_text(text: str) -> str:

@@ -22,7 +22,6 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from mjp_privacy.core.drawing import standalone
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
@@ -119,7 +118,7 @@ def write_report(
 
 DOWNLOADS = {
     "table.md": "the answer and the tables in Markdown",
-    "table.tex": "the same in LaTeX",
+    "table.tex": "its tables in LaTeX",
     "table.csv": "every line at full precision, both variants of the metrics",
     "table5.md": "the paper's Table 5 of these runs in Markdown",
     "table5.tex": "the same in LaTeX",
@@ -146,7 +145,7 @@ OWN = ("index.html", "pictures", "figures", *MADE)
 
 
 def _write_texts(contents: Contents, out: Path) -> list[Path]:
-    """table.md and table.tex: the tables and notes of the page."""
+    """table.md: the tables and notes of the page; table.tex: its tables."""
     card = contents.card
     first = [contents.table5] if contents.table5 else []
     tables = [card_table(card), *first, *contents.comparisons, contents.main]
@@ -157,7 +156,7 @@ def _write_texts(contents: Contents, out: Path) -> list[Path]:
     answer = " ".join(filter(None, (card.verdict, card.assumptions, card.beside)))
     return [
         _write_text(out / "table.md", text.markdown(answer, tables, sections)),
-        _write_text(out / "table.tex", text.latex(tables, sections)),
+        _write_text(out / "table.tex", text.latex(tables)),
     ]
 
 
@@ -167,13 +166,13 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
     texts = {"table.csv": text.table_csv(contents.tables, many_runs=many)}
     if contents.table5 is not None:
         texts["table5.md"] = text.markdown(contents.card.verdict, [contents.table5], [])
-        texts["table5.tex"] = text.latex([contents.table5], [])
+        texts["table5.tex"] = text.latex([contents.table5])
         texts["table5.csv"] = table5_csv(contents.table5_rows)
     texts |= {config.file: config.text for config in contents.configs if config.fields}
     for name, table in (("rounds.csv", contents.points), ("batches.csv", contents.batches)):
         texts |= {name: text.csv_text(table)} if len(table) else {}
     charts = [chart for section in contents.charts.values() for chart in section]
-    texts |= {f"figures/{chart.name}.svg": standalone(chart.svg) for chart in charts}
+    texts |= {f"figures/{chart.name}.svg": chart.svg for chart in charts}
     if sum(len(line.images) * len(line.keys) for line in lines) <= MOST_ROWS:
         texts["samples.csv"] = text.samples_csv(lines, many_runs=many)
     if contents.derived:
@@ -292,8 +291,8 @@ DIGITS = 6  # significant ones of a per-image score
 
 
 def page_data(contents: Contents) -> str:
-    """The text of `<script type="application/json">`: the scores of the pictures that the page
-    holds; pictures of the strip stand in the page."""
+    """The text of `<script type="application/json">`: the pictures that the page holds and their
+    scores."""
     gallery = contents.gallery
     images = sorted(shown.image_id for shown in gallery.shown)
     lines: list[dict[str, Any]] = []
@@ -310,11 +309,6 @@ def page_data(contents: Contents) -> str:
         of_line["setting"] = line.cell.setting
         of_line |= {"scores": scores, "exact": [int(image in exact) for image in images]}
         lines.append(of_line)
-    strip = set[str | None]()
-    for shown in gallery.shown:
-        if shown.strip and contents.strip is not None:
-            made = (shown.lines.get(line.number, {}).get("made") for _, line in contents.strip)
-            strip |= {shown.original(contents.chooser), shown.as_fed(contents.chooser), *made}
     return script_json(
         {
             **{"cap": PSNR_CAP, "at_cap": capped(PSNR_CAP, 1)},
@@ -326,7 +320,7 @@ def page_data(contents: Contents) -> str:
             ],
             **{"lines": lines, "image_ids": images},
             "shown": [{"image_id": x.image_id, "lines": [*x.lines.items()]} for x in gallery.shown],
-            "pictures": [item for item in gallery.pictures.items() if item[0] not in strip],
+            "pictures": [*gallery.pictures.items()],
         }
     )
 

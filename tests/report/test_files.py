@@ -203,8 +203,6 @@ NO_RUNS: dict[str, tuple[Make, str]] = {
     "a file": (Path.touch, "is a file"),
     "a pipe": (os.mkfifo, "is a file"),
     "other files": (file("a.png"), "other files"),
-    "a federation": (lambda run: small_run(run / "attack"), "run/attack"),
-    "several runs": (lambda run: [small_run(run / f"{n}") for n in range(7)], "run/4 … (7 in all)"),
     "an earlier version": (file("cells.json", '{"cells": []}'), "convert_run"),
     "a pipe for cells": (of_pipes, "is not a run folder"),
     "no cells": (cells(), "empty run"),

@@ -235,23 +235,6 @@ def test_clients_in_other_circumstances_are_not_compared(
     assert paired(run_of(tmp_path, PLAIN_LINE, (intact("y", **MJP, **other), SPAN))) == {}
 
 
-@pytest.mark.parametrize(
-    ("psnr", "expected"),
-    [
-        ([20.0, 30.0, 19.999, 29.999], (75.0, 25.0)),  # at the threshold is above it
-        ([math.inf, 10.0], (50.0, 50.0)),
-        ([25.0, "failed", "unsupported", 35.0], (50.0, 25.0)),  # not recovered
-        ([25.0, "unscored"], (100.0, 0.0)),  # nobody knows
-        ([math.nan, 25.0], (50.0, 0.0)),
-    ],
-)
-def test_success_counts_images_that_have_no_reconstruction(
-    tmp_path: Path, psnr: list[float | str], expected: tuple[float, float]
-) -> None:
-    table = read_contents([run_of(tmp_path, (intact("x"), psnr))]).tables[1].frame
-    assert tuple(table.loc[0, ["psnr_from_20", "psnr_from_30"]]) == expected
-
-
 def test_rows_marked_ok_without_any_score_count_as_failed(tmp_path: Path) -> None:
     contents = read_contents([run_of(tmp_path, (intact("x"), [30.0, math.nan]))])
     assert [table.frame.loc[0, "n_failed"] for table in contents.tables] == [1, 1]

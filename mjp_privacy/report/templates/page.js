@@ -5,9 +5,6 @@ const DATA = JSON.parse(document.getElementById("page-data").textContent);
 const LINES = new Map(DATA.lines.map((line) => [line.number, line]));
 const PLACES = new Map(DATA.image_ids.map((id, place) => [id, place]));
 const PICTURES = new Map(DATA.pictures);
-for (const image of document.querySelectorAll("img[data-key]")) {
-  PICTURES.set(image.dataset.key, image.src);
-}
 const SHOWN = new Map(DATA.shown.map((picture) => [picture.image_id, {
   image_id: picture.image_id, lines: new Map(picture.lines),
 }]));
