@@ -15,7 +15,7 @@ from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
 from mjp_privacy.models.sizes import PAPERS_SIZE
-from mjp_privacy.report.lines import NO_LABELS, OF_PICTURE, Line, scores_of
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
 
 REASONS_SHOWN = 30
@@ -160,30 +160,9 @@ def _model(line: Line) -> Iterable[str]:
         yield f"Input size {size_text(cell.pixels)}; the paper's is {PAPERS_SIZE}."
 
 
-def _victim(line: Line) -> Iterable[str]:
-    if line.cell.victim != "april_block":
-        return
-    if line.cell.first_block == "closed_form":
-        yield (
-            f"{line.cell.model} was trained with the block that {line.attack} needs (no "
-            "norm1, no residuals in block 0), so that Acc. altered equals Acc."
-        )
-    else:
-        yield (
-            f"{line.attack} needs a client whose block 0 has neither norm1 nor residuals: the "
-            "model is altered in this way, with weights trained for the intact one. Acc. is that "
-            "of the intact model on the line's input, as the paper prints it, Acc. altered that of "
-            "the attacked one, both in float32."
-        )
-
-
 def _client(line: Line) -> Iterable[str]:
     cell = line.cell
-    yield (
-        f"Client gradients in {cell.dtype}; the paper does not state the precision, its code "
-        "defaults to float32."
-    )
-    facts = {"mode": cell.mode, "loss": cell.loss, "batch": cell.batch}
+    facts = {"dtype": cell.dtype, "mode": cell.mode, "loss": cell.loss, "batch": cell.batch}
     parts = [f"{name} {value}" for name, value in facts.items() if value is not None]
     if cell.dal is not None:
         parts.append("DAL in the loss" if cell.dal else "no DAL in the loss")
@@ -196,7 +175,7 @@ def _client(line: Line) -> Iterable[str]:
     yield from (str(note) for note in cell.notes or ())
 
 
-DIFFERENCES: tuple[Note, ...] = (_images, _model, _victim, _client)
+DIFFERENCES: tuple[Note, ...] = (_images, _model, _client)
 
 
 # what limits the scores besides a defence: algebra, rounding, unequal or missing images -----------
@@ -265,8 +244,6 @@ def method(lines: Sequence[Line]) -> list[str]:
         f"Figures are mean [low, high]: a {LEVEL:.0%} percentile bootstrap interval of the mean "
         f"over {unit}, {resampled}; – for a single one. Shares (Acc., counts) have Wilson's "
         f"interval{of_crops}. None says anything about other checkpoints, shuffles or seeds.",
-        f"Means and medians of PSNR are of min(PSNR, {PSNR_CAP:.0f}) per image; exact images are "
-        "equal to the compared one in every 8-bit value.",
         "With float32 gradients APRIL's score of one image changes by up to about 2 dB with the "
         "machine and the number of images computed together; means change by a few tenths, which "
         "the intervals do not include. With float64 it does not change.",
@@ -297,12 +274,7 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
                 status, reason = "not run", "the run ended before; run the same command again"
             whole.setdefault((status, reason), []).append(line)
         counts = _lost(line)
-        scored = any(variant in OF_PICTURE for _, variant in line.keys)
-        top1 = [name for name in scores_of(line.frame) if name.startswith("top1.")]
-        if scored and line.cell.true_labels is not False and top1:
-            unknown = (line.frame["status"] == "ok") & line.frame[top1].isna().all(axis=1)
-            counts["unscored", NO_LABELS] += int(unknown.sum())
-        for pair, count in (+counts).items():  # those above 0
+        for pair, count in counts.items():
             if pair != (line.status, line.reason):
                 single.setdefault(pair, {})[line] = count
     sentences = [*_without_rows(lines)]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from mjp_privacy.core.text import FORMULA_STARTS, formula_free
+from mjp_privacy.core.text import formula_free
 from mjp_privacy.metrics.statistics import DASH, PSNR_CAP, decimals_apart
 from mjp_privacy.report.figures import ARROWS, METRICS, TITLES, Table
 from mjp_privacy.report.lines import (
@@ -378,16 +378,12 @@ def table_csv(tables: Sequence[Table], *, many_runs: bool) -> str:
 
 def csv_text(table: pd.DataFrame, *, header: bool = True) -> str:
     """A table as CSV for spreadsheets: no text in it begins like a formula."""
-    changed = {}
-    for name, column in table.items():
-        if pd.api.types.is_numeric_dtype(column):
-            continue
-        if any(
-            isinstance(cell, str) and cell.startswith(FORMULA_STARTS) for cell in column.unique()
-        ):
-            changed[str(name)] = [
-                formula_free(cell) if isinstance(cell, str) else cell for cell in column
-            ]
+
+    def safe(cell: Any) -> Any:
+        return formula_free(cell) if isinstance(cell, str) else cell
+
+    texts = [name for name in table if any(isinstance(x, str) for x in table[name].unique())]
+    changed = {str(name): table[name].astype(object).map(safe) for name in texts}
     return str(table.assign(**changed).to_csv(index=False, header=header, lineterminator="\n"))
 
 

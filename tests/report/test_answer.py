@@ -306,7 +306,7 @@ HALF = MASKED | {"plain_share": 0.5}
         (MASKED, 3.0, "pixel_lattice token_peeling", "patch_jigsaw plain_step"),
         (HALF, 3.0, "plain_step april", "patch_jigsaw"),
         (MASKED, 0.0, "patch_jigsaw", "plain_step"),
-        (SWIN, 0.0, "gradvit", "patch_gradient april"),
+        (SWIN, 0.0, "", "gradvit patch_gradient april"),
     ],
 )
 def test_what_was_not_tried_is_made_for_such_a_client(
