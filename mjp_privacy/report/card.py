@@ -21,15 +21,21 @@ from rich.text import Text
 from mjp_privacy.core.text import counted, cut
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, different
 from mjp_privacy.report.clients import PUBLISHED, Client
-from mjp_privacy.report.figures import PSNR, capped_median, exact_share, success_share, summary
+from mjp_privacy.report.figures import (
+    PSNR,
+    THRESHOLDS,
+    capped_median,
+    exact_share,
+    success_share,
+    summary,
+)
 from mjp_privacy.report.flags import Flag, client_flags, figure_flags, missed_attacks
 from mjp_privacy.report.lines import DIAGNOSTIC, Line, once
 from mjp_privacy.report.text import TextTable, capped, one_line
 from mjp_privacy.report.worst_case import DerivedLine
 
 NOT_RUN = "not run"
-PLAIN_TO_SEE = 20
-"""PSNR in dB from which a picture is usually recognisable."""
+PLAIN_TO_SEE = THRESHOLDS[0]
 
 HALF = 0.5
 """Share of the pictures at 20 dB or more from which a defence does not protect them."""
@@ -398,17 +404,17 @@ def _aligned(card: Card) -> list[str]:
 
 
 def _short_cell(card: Card, row: CardRow, column: str) -> str:
-    """`5 of 20 exact, 17 ≥ 20 dB`; the mean where no picture is that good."""
+    """`5/20 exact, 17 ≥ 20 dB`; the mean where no picture is that good."""
     figure = row.figures[column]
     if figure is None or math.isnan(figure.mean):
         return row.absent[column]
     if column == "floor":
         return f"{capped(figure.mean, 1)} dB"
-    said = f"{figure.exact} of {figure.of} exact"
+    said = f"{figure.exact}/{figure.of} exact"
     if figure.exact < figure.of:
         said += f", {figure.above_20} ≥ {PLAIN_TO_SEE} dB"
     if not figure.above_20:
-        said = f"0 of {figure.of}, mean {capped(figure.mean, 1)} dB"
+        said = f"0/{figure.of}, mean {capped(figure.mean, 1)} dB"
     return said + card.numbers(figure)
 
 

@@ -240,16 +240,6 @@ function markWide() {
   }
 }
 
-byId("copy").hidden = false;
-byId("copy").addEventListener("click", async () => {
-  try {
-    await navigator.clipboard.writeText(byId("reproduce").textContent);
-    byId("copied").textContent = "copied";
-  } catch {
-    getSelection().selectAllChildren(byId("reproduce"));
-    byId("copied").textContent = "selected: copy it with your keyboard";
-  }
-});
 document.documentElement.classList.add("js");
 buildLines();
 buildPictures();
