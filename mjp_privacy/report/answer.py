@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,7 +21,6 @@ from mjp_privacy.report.clients import (
     Client,
     attacked_ones,
     card_clients,
-    circumstances,
     images_of,
     rounds_of,
     short_gamma,
@@ -30,7 +28,7 @@ from mjp_privacy.report.clients import (
 from mjp_privacy.report.figures import capped_median, exact_share
 from mjp_privacy.report.flags import not_tried
 from mjp_privacy.report.lines import DIAGNOSTIC, Line, once, options_of
-from mjp_privacy.report.text import number, percent
+from mjp_privacy.report.text import percent
 
 WORDS = 30
 """The verdict has at most so many."""
@@ -54,7 +52,7 @@ def build_card(clients: Sequence[Client]) -> Card:
     rows = tuple(map(card_row, shown_ones))
     row = rows[main]
     return Card(
-        *(verdict(row), assumptions(row), beside(rows, row)),
+        *(verdict(row), assumptions(row), beside(row)),
         rows=rows,
         further=further,
         main=main,
@@ -161,29 +159,12 @@ def _sent(client: Client) -> str:
     return f"{kind} of {cell.steps} local steps" if cell.steps > 1 else kind
 
 
-def beside(rows: Sequence[CardRow], row: CardRow) -> str:
-    """What the undefended client gives, what several uploads give, and the published attack; or
-    what can be said without the truth. `row`: the one of the rows that the answer is about."""
-    client = row.client
-    best, published, floor = row.best, row.published, row.floor
+def beside(row: CardRow) -> str:
+    """What the card does not say of the client that the answer is about: pictures that do not
+    count, files that are none, crops; or what can be said without the truth."""
+    client, best, parts = row.client, row.best, []
     if client.matching and best is None:
         return without_truth(client)
-    parts = [_undefended(rows, row)]
-    if row.any_uploads is not None and row.one_upload is not None and client.any_uploads:
-        if row.by_several:  # what the verdict has said is not said again
-            parts.append(f"One upload gives {row.one_upload.counts()}.")
-        else:
-            uploads = _uploads(client.any_uploads.uploads)
-            counts = row.any_uploads.counts()
-            parts.append(f"{uploads[0].upper()}{uploads[1:]} give {counts}.")
-    if published is not None and not math.isnan(published.mean):
-        altered = " on an altered client" if published.flagged("altered_client") else ""
-        said = f"The published attack gets a mean of {published.level()}{altered}"
-        below = published.flagged("below_floor")  # on the same images; the floor may have more
-        if floor is not None and below == (published.mean < floor.mean):
-            side = "below" if below else "above"
-            said += f", {side} the {number(floor.mean, 1)} dB without any gradient"
-        parts.append(f"{said}.")
     if best is not None and (plain := plain_pictures(client, row.deciding)):
         flat = f"{counted(plain, 'picture')} at 20 dB or more and hardly better than a plain colour"
         parts.append(f"Not counted: {flat}.")
@@ -192,25 +173,7 @@ def beside(rows: Sequence[CardRow], row: CardRow) -> str:
         parts.append(f"Not attacked: {counted(unread, 'file')} without a readable image.")
     if best is not None and best.photographs is not None:
         parts.append(f"The pictures are crops of {counted(best.photographs, 'photograph')}.")
-    return " ".join(part for part in parts if part)
-
-
-def _undefended(rows: Sequence[CardRow], main: CardRow) -> str:
-    """What one upload of the undefended client gives that is most like the main one, if that is
-    another."""
-
-    def likeness(row: CardRow) -> tuple[bool, bool]:
-        one, other = row.client, main.client
-        same_network = one.cell.architecture == other.cell.architecture
-        return circumstances(one) == circumstances(other), same_network
-
-    found = [row for row in rows if not row.client.defended and row.one_upload]
-    if not found or main in found:
-        return ""
-    row = max(found, key=likeness)
-    other = "" if all(likeness(row)) else f", but not alike ({row.client.title})"
-    given = row.one_upload.counts() if row.one_upload else ""
-    return f"Undefended{other}, one upload gives {given}."
+    return " ".join(parts)
 
 
 def without_truth(client: Client) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from mjp_privacy.core.text import formula_free
@@ -19,12 +18,11 @@ from mjp_privacy.report.figures import ARROWS, METRICS, TITLES, Table
 from mjp_privacy.report.lines import (
     CLIENT_FACTS,
     MARKS,
-    UNREADABLE,
     Line,
     client_text,
-    long_rows,
     options_text,
     scalar_text,
+    scores_of,
 )
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.worst_case import RULES, DerivedLine
@@ -389,28 +387,26 @@ def csv_text(table: pd.DataFrame, *, header: bool = True) -> str:
 
 SAMPLE_COLUMNS = (
     *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
-    *("image_id", "metric", "variant", "value", "status", "reason"),
-    *("checkpoint_sha", "architecture", "trained_gamma", "position_embedding"),
-    *("victim", "engine", "attack_name", "role", "uploads", *CLIENT_FACTS, "round"),
-    *("label_source", "code", "group"),
+    *("image_id", "status", "reason", "checkpoint_sha", "architecture", "trained_gamma"),
+    *("position_embedding", "victim", "engine", "attack_name", "role", "uploads", *CLIENT_FACTS),
+    *("round", "label_source", "code", "group"),
 )
-"""The columns of samples.csv: the score, the facts of its cell, and what is known of its image."""
+"""The columns of samples.csv before its scores: of the cell, and what is known of the image."""
 
 
 def samples_csv(lines: Sequence[Line], *, many_runs: bool) -> str:
-    """Every row; of each line those of images that could not be read last."""
-    columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
-    parts: list[str] = []
+    """A row for each image of each line, as it is stored, with a column for each metric and
+    variant; a line without rows has its status and reason."""
+    parts, known = [], {*SAMPLE_COLUMNS, "run"}
     for line in lines:
+        rows = line.stored.reset_index()
+        if rows.empty:
+            rows = pd.DataFrame([{"status": line.status, "reason": line.reason}])
         every = {**line.cell.columns, "run": line.run}
-        facts = {name: every.get(name) for name in columns}
-        rows = long_rows(line.stored, facts)
-        if line.stored.empty:
-            facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
-            rows = pd.DataFrame([facts])
-        rows = rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
-        parts.append(csv_text(rows.reindex(columns=columns), header=not parts))
-    return "".join(parts)
+        parts.append(rows.assign(**{n: every[n] for n in every if n not in rows and n in known}))
+    scores = sorted({name for part in parts for name in scores_of(part)})
+    columns = [*SAMPLE_COLUMNS, *(["run"] if many_runs else []), *scores]
+    return csv_text(pd.concat(parts).reindex(columns=columns))
 
 
 def choices_csv(derived: Iterable[DerivedLine]) -> str:

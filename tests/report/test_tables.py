@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import Share
 from mjp_privacy.report import comparisons
 from mjp_privacy.report.contents import read_contents
@@ -24,14 +23,10 @@ from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import (
     cell,
     curve_run,
-    image_id,
-    image_row,
     intact,
     lines_of,
-    rows_of,
     run_of,
     small_run,
-    write_rows,
 )
 
 MJP: dict[str, Any] = {"setting": "c", "gamma": 0.27}
@@ -81,30 +76,6 @@ def test_lines_without_figures_say_why(tmp_path: Path) -> None:
     assert math.isnan(row["psnr_lo"])
     markdown = (tmp_path / "out" / "table.md").read_text()
     assert all(said in markdown for said in ("| 9.50 [–] |", "needs N + 1 &lt;= D |", "so it is"))
-
-
-@pytest.mark.parametrize(
-    ("top1", "said"),
-    [
-        ({}, []),
-        ({"intact": math.nan}, ["intact"]),
-        ({"intact": 1.0, "altered": math.nan}, []),
-    ],
-)
-def test_rows_say_that_labels_are_missing_where_they_were_asked_for(
-    tmp_path: Path, top1: dict[str, float], said: list[str]
-) -> None:
-    """Of the model as trained; not of one altered for an attack where the trained one is known."""
-    store, entry = RunStore(tmp_path), intact("x")
-    store.write_cells([entry])
-    lost = image_row(image_id(1), "failed")
-    write_rows(store, entry, [image_row(image_id(0), 20.0, top1=top1), lost])
-    (line,) = lines_of(tmp_path)
-    rows = rows_of(line).query("status == 'unscored'")
-    assert rows["variant"].tolist() == said
-    assert set(rows_of(line).query("status == 'failed' and metric == 'top1'")["variant"]) == {
-        *("intact", "altered")
-    }
 
 
 def test_runs_are_concatenated_and_those_of_one_name_told_apart(tmp_path: Path) -> None:
@@ -238,8 +209,7 @@ def test_clients_in_other_circumstances_are_not_compared(
 def test_rows_marked_ok_without_any_score_count_as_failed(tmp_path: Path) -> None:
     contents = read_contents([run_of(tmp_path, (intact("x"), [30.0, math.nan]))])
     assert [table.frame.loc[0, "n_failed"] for table in contents.tables] == [1, 1]
-    samples = rows_of(contents.lines[0]).query("metric == 'psnr' and variant == 'standard'")
-    assert samples["status"].tolist() == ["ok", "failed"]
+    assert contents.lines[0].frame["status"].tolist() == ["ok", "failed"]
     assert any("failed" in item for item in contents.reasons)
 
 
