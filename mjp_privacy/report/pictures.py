@@ -5,7 +5,7 @@ The files are PNG, 8 bit, lossless, for eyes and for any other scorer:
     pictures/<client>/original/<image>.png    the private images, where they are known
     pictures/<client>/fed/<image>.png         the same as the client fed them, shuffled or not
     pictures/<client>/<attack>/<image>.png    what the attack made of them
-    pictures/index.csv                        what each file is, and the scores stored in the run
+    pictures/index.csv                        what each file is
 
 Values are rounded as for the paper's variant of the metrics, which is what a scorer of files sees:
 
@@ -49,16 +49,14 @@ from mjp_privacy.report.text import capped
 from mjp_privacy.report.worst_case import DerivedLine
 
 INDEX = "index.csv"
-COLUMNS = ("client", "attack", "line", "image_id", "file", "psnr", "psnr_paper", "reference")
-"""psnr is the standard variant, on float32; psnr_paper is of the files. reference: what the scores
-compare the file with. Rows of private images have no line and no scores."""
+COLUMNS = ("client", "attack", "line", "image_id", "file", "reference")
+"""reference: what the scores of samples.csv compare the file with. Rows of private images have no
+line."""
 
 LIST = FileKind("the list of a report's pictures", "Write the report again.", 1 << 32)
 
 TRUTH = {"plain": "original", "input": "fed"}
 """The stored tensors of private images, and the folders they come into."""
-
-PSNR_COLUMNS = {"psnr": "standard", "psnr_paper": "paper"}
 
 SMALL_SIDE = 96
 """Pixels of a side up to which the page shows pictures without loss."""
@@ -110,9 +108,8 @@ def write_pictures(
                 places[key] = unique(client, mark, taken), {*TRUTH.values()}
             place, names = places[key]
             attack = unique(line.attack, mark, names)
-            scores = {n: line.scored("psnr", v).to_dict() for n, v in PSNR_COLUMNS.items()}
             of_image = {image: f"{place}/{{}}/{files[image]}" for image in shown}
-            for row, picture in _pictures(line, of_image, attack, scores):
+            for row, picture in _pictures(line, of_image, attack):
                 if row["file"] in written:
                     continue
                 row |= {"client": client}
@@ -130,7 +127,7 @@ def write_pictures(
 
 
 def _pictures(
-    line: Line, files: Mapping[str, str], attack: str, scores: Mapping[str, Mapping[str, float]]
+    line: Line, files: Mapping[str, str], attack: str
 ) -> Iterator[tuple[dict[str, Any], Tensor]]:
     """What is stored of each image, with its row of the index: the private pictures, then what the
     attack made of it. In the names of the files `{}` stands for the folder."""
@@ -145,9 +142,8 @@ def _pictures(
                 yield row, tensors[kind]
                 if not reference and target is not None and tensors[kind].equal(target):
                     reference = file.format(truth)
-        known = {name: of_image.get(image, "") for name, of_image in scores.items()}
         row = {"attack": line.attack, "image_id": image, "file": file.format(attack)}
-        yield row | known | {"line": line.number, "reference": reference}, tensors["images"]
+        yield row | {"line": line.number, "reference": reference}, tensors["images"]
 
 
 def pixels(image: Tensor) -> Pixels:

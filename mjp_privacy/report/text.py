@@ -19,7 +19,6 @@ from mjp_privacy.report.lines import (
     CLIENT_FACTS,
     MARKS,
     Line,
-    client_text,
     options_text,
     scalar_text,
     scores_of,
@@ -138,19 +137,10 @@ def gamma(value: float | None) -> str:
     return DASH if value is None or math.isnan(value) else f"{value:g}"
 
 
-def attack(record: Record) -> str:
-    """The attack's label, with a mark where the line is a control or an oracle selection."""
-    return f"{record['attack']}{MARKS.get(str(record['role']), '')}"
-
-
 def varying_columns_of(varying: Sequence[str]) -> list[Column]:
-    """The entries in which lines differ; several facts of the client share a column."""
-    client = [key for key in varying if key in CLIENT_FACTS]
-    client = client if len(client) > 1 else []
-    others = [key for key in varying if key not in client]
-    shared = [Column("client", lambda record: client_text(record, client), "l")] if client else []
-    titles = {key: COLUMN_TITLES.get(key, key.replace("_", " ")) for key in others}
-    return [*shared, *(Column(titles[key], partial(_varying_cell, key), "l") for key in others)]
+    """The entries in which lines differ."""
+    titles = {key: COLUMN_TITLES.get(key, key.replace("_", " ")) for key in varying}
+    return [Column(titles[key], partial(_varying_cell, key), "l") for key in varying]
 
 
 def _varying_cell(key: str, record: Record) -> str:
@@ -193,7 +183,7 @@ def main_table(
         Column("Model", lambda r: r["model"], "l"),
         Column("Set.", lambda r: r["setting"], "l"),
         Column("γ", lambda r: gamma(r["gamma"]), "l"),
-        Column("Attack", attack, "l"),
+        Column("Attack", lambda r: r["attack"] + MARKS.get(r["role"], ""), "l"),
         Column("dtype", lambda r: r["dtype"], "l") if several_dtypes else None,
         *varying_columns_of(table.varying),
         Column("n", lambda r: r["n"]),

@@ -219,6 +219,7 @@ KNOTS, PLACES = (0.0, 8.0, 20.0, 40.0, PSNR_CAP), (0.0, 3.2, 15.2, 20.8, 25.0)
 TICKS = (0, 4, 8, 10, 12, 14, 16, 18, 20, 25, 30, 40, 60, 100)
 MARGIN = 3.0  # dB of room on the private side
 LETTERS = 34  # of a name
+NEAR = (26.0, 9.0)  # pixels between points whose numbers would meet
 PNG_WIDTH = 1080  # pixels
 
 CAPTION = (
@@ -306,13 +307,11 @@ def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: fl
         look |= {"markerfacecolor": "none"} if point.unattacked else {}
         (dot,) = axes.plot(point.leakage, point.accuracy, marker, **look)
         hover(dot, point.words)
-        beside: Look = {"textcoords": "offset points", "fontsize": FONT - 2}
-        over = 4 if number % 2 else -11  # points that nearly meet are often neighbours in the list
-        axes.annotate(f"{number}", (point.leakage, point.accuracy), (5, over), **beside)
         left, down = 14 + (number - 1) % NAMES * (WIDE - 14) / NAMES, (number - 1) // NAMES + 0.5
         place = left / WIDE, 1 - (bottom + UNDER + ROW * down) / (72 * figure.get_figheight())
         name = f"{number}  {drawn(point.label, LETTERS).strip()}"
         hover(figure.text(*place, name, fontsize=FONT - 1), point.label)
+    _draw_numbers(axes, points)
     for kind, (shade, marker) in FAMILIES.items():
         if (shade, marker) in {point.look for point in points}:
             axes.plot([], [], marker, color=shade, markersize=8, label=kind)
@@ -320,6 +319,21 @@ def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: fl
     legend |= {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 1.2, "borderpad": 0}
     if points:
         axes.legend(fontsize=FONT - 1, **legend)
+
+
+def _draw_numbers(axes: Axes, points: Sequence[TradeoffPoint]) -> None:
+    """The numbers of the points beside them, those of points that nearly meet beside the first."""
+    beside: dict[tuple[float, float], list[str]] = {}
+    for number, point in enumerate(points, 1):
+        place = (point.leakage, point.accuracy)
+        away = {k: axes.transData.transform(k) - axes.transData.transform(place) for k in beside}
+        near = (k for k, (x, y) in away.items() if abs(x) < NEAR[0] and abs(y) < NEAR[1])
+        beside.setdefault(next(near, place), []).append(f"{number}")
+    for place, numbers in beside.items():
+        at_end = axes.transData.transform(place)[0] > axes.bbox.x1 - 40
+        look: Look = {"textcoords": "offset points", "fontsize": FONT - 2}
+        look["ha"] = "right" if at_end else "left"
+        axes.annotate(", ".join(numbers), place, (-5 if at_end else 5, 4), **look)
 
 
 def _scales(axes: Axes, points: Sequence[TradeoffPoint], floor: float) -> None:

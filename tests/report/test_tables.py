@@ -94,14 +94,13 @@ def main_of(folder: Path) -> list[dict[str, str]]:
 
 
 def test_columns_of_the_main_table(tmp_path: Path) -> None:
-    """Facts of the client share one. A reduction says how many uploads its attacks may use, and has
-    no options of its own; nor have controls facts of attacks: their 0 uploads make no column, and
-    stand in none."""
+    """A reduction says how many uploads its attacks may use, and has no options of its own; nor
+    have controls facts of attacks: their 0 uploads make no column, and stand in none."""
     other = cell("y", plain_share=0.5, augment="crop", server_lr=0.01)
     first, second = main_of(run_of(tmp_path / "x", (cell("x", gamma=0.1), [9.0]), (other, [9.0])))
-    assert first["client"] == DASH
-    assert second["client"] == "plain share 0.5, augment crop, server lr 0.01"
-    assert "augment" not in first
+    names = ("plain share", "augment", "server lr")
+    assert [first[name] for name in names] == ["0", "none", "0"]
+    assert [second[name] for name in names] == ["0.5", "crop", "0.01"]
     rows = main_of(curve_run(tmp_path / "curve", (0.27,)))
     assert [row["uploads"] for row in rows] == ["1", "1", "2", "4", "1", "≤ 4"]
     assert rows[3]["options"] == "uploads=4"
