@@ -166,6 +166,11 @@ class PublishedRow:
     lpips: float
     repeats: bool = False  # the five scores of another row, digit for digit
 
+    @property
+    def label(self) -> str:
+        """The row's name, such as `(2) DeiT-S b`."""
+        return f"({self.group}) {self.model} {self.setting}"
+
 
 TABLE5 = (
     PublishedRow(1, "ViT-S", "a", 78.1, 0.0278, 0.0039, 19.27, 0.5203, 0.3623),

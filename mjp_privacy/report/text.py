@@ -396,7 +396,8 @@ def samples_csv(lines: Sequence[Line], *, many_runs: bool) -> str:
         parts.append(rows.assign(**{n: every[n] for n in every if n not in rows and n in known}))
     scores = sorted({name for part in parts for name in scores_of(part)})
     columns = [*SAMPLE_COLUMNS, *(["run"] if many_runs else []), *scores]
-    return csv_text(pd.concat(parts).reindex(columns=columns))
+    whole = (part.reindex(columns=columns) for part in parts)
+    return "".join(csv_text(part, header=not place) for place, part in enumerate(whole))
 
 
 def choices_csv(derived: Iterable[DerivedLine]) -> str:

@@ -401,16 +401,6 @@ def test_table5_has_the_papers_order_with_its_own_rows_beneath(tmp_path: Path) -
     assert {rows[at][11] for at in (1, 3, 5)} == {""}
 
 
-def test_table5_keeps_a_model_that_ran_in_another_precision_alone(tmp_path: Path) -> None:
-    lines = [
-        (cell(f"{m} {t}", attack="april", model=m, dtype=t), [10.0, 11.0])
-        for m, t in (("mine", "float32"), ("mine", "float64"), ("yours", "float64"))
-    ]
-    table = read_contents([run_of(tmp_path, *lines)]).table5
-    assert table is not None
-    assert [row[1] for row in table.rows] == ["mine", "yours"]
-
-
 def test_table5_tells_clients_of_one_model_apart_and_counts_what_has_no_score(
     tmp_path: Path,
 ) -> None:
