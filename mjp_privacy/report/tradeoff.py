@@ -26,7 +26,6 @@ from mjp_privacy.core.drawing import (
     picture,
     stretch,
 )
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.clients import Client, circumstances, distinct_clients
@@ -37,9 +36,6 @@ from mjp_privacy.report.lines import DIAGNOSTIC, scalar_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-COLUMNS = ("label", "defence", "scope", "top1", "top1_low", "top1_high", "psnr", "low", "high", "n")
-
 
 FAMILIES = {
     **{"none": (colour(6), "s"), "MJP": (colour(0), "o"), "noise": (colour(1), "^")},
@@ -175,7 +171,7 @@ def points_from_comparison(table: pd.DataFrame, scope: str) -> list[TradeoffPoin
             *(float(row["top1"]), float(row["top1_low"]), float(row["top1_high"])),
             *(float(row["psnr"]), float(row["low"]), float(row["high"])),
             n=int(row["n"]),
-            not_reached=0 if pd.isna(row.get("unreached")) else int(row["unreached"]),
+            not_reached=0 if pd.isna(row["unreached"]) else int(row["unreached"]),
         )
         for _, row in comparable(table, scope).iterrows()
     ]
@@ -184,15 +180,8 @@ def points_from_comparison(table: pd.DataFrame, scope: str) -> list[TradeoffPoin
 def comparable(table: pd.DataFrame, scope: str) -> pd.DataFrame:
     """The rows of a scope that differ in their defences only: of the federations with the
     smallest batch, those with the fewest local steps."""
-    missing = [name for name in COLUMNS if name not in table]
-    if missing:
-        raise UserError(
-            f"Expected the columns {', '.join(COLUMNS)} of `mjp compare`, but {', '.join(missing)} "
-            "is missing. Give the comparison.csv of its --out."
-        )
     for name in ("batch", "steps"):
-        if name in table:
-            table = table[table[name] == table[name].min()]
+        table = table[table[name] == table[name].min()]
     return table[table["scope"] == scope]
 
 
