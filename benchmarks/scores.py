@@ -46,7 +46,7 @@ def lpips_network() -> lpips_package.LPIPS:
     network = lpips_package.LPIPS(net="alex", pnet_rand=True, verbose=False).eval()
     network.requires_grad_(False)
     layers = [m for m in network.net.modules() if isinstance(m, torch.nn.Conv2d)]
-    weights = backbone()[1]
+    weights = backbone()
     for (index, _, _), layer in zip(CONVOLUTIONS, layers, strict=True):
         layer.weight.copy_(weights[f"features.{index}.weight"])
         layer.bias.copy_(weights[f"features.{index}.bias"])

@@ -198,7 +198,7 @@ def name_of(line: Line) -> str:
 def draw(folder: Path) -> None:
     """A dot a network and client with Wilson's 95 % interval."""
     lines = best_lines(folder)
-    with picture(folder / "atlas.png", 9, 1.2 + 0.22 * len(lines), few_colours=True) as figure:
+    with picture(folder / "atlas.png", 9, 1.2 + 0.22 * len(lines)) as figure:
         axes = figure.subplots()
         named = set[str]()
         for place, line in enumerate(lines):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, MUTED, RULE, PAPER = "#1f2933", "#6b7780", "#c9d0d6", "#ffffff"
+INK, MUTED, RULE = "#1f2933", "#6b7780", "#c9d0d6"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK, "#882255")
 """Most colour-blind readers can tell them apart (Okabe and Ito)."""
 MARKERS = "os^DvPX*"
@@ -89,30 +89,14 @@ def picture(
     *,
     dpi: float = 150,
     layout: Any = "constrained",
-    few_colours: bool = False,
 ) -> Iterator[Figure]:
-    """A figure of so many inches to draw on; the file, a PNG, is whole or absent.
-
-    few_colours: a third of the bytes, for what holds no photographs
-    """
-    from PIL import Image
-
+    """A figure of so many inches to draw on; the file, a PNG, is whole or absent."""
     with house_style():
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(width, height), dpi=72, layout=layout)
         yield figure
-
-        if few_colours:
-            figure.set_dpi(dpi)
-            canvas: Any = FigureCanvasAgg(figure)
-            canvas.draw()
-            full = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
-            few = full.quantize(256, dither=Image.Dither.NONE)
-            write_atomically(path, lambda place: few.save(place, format="PNG", optimize=True))
-        else:
-            write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=dpi))
+        write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=dpi))
 
 
 def band(axes: Axes, x: Any, low: Any, high: Any, shade: str, **look: Any) -> None:
@@ -127,17 +111,8 @@ WIDTH = 440.0
 HOVER = "hover: "
 """Begins the id of what has a hover text; the text follows."""
 
-VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule", PAPER: "paper"}
-"""Colours for which the page has variables of its own, one for light and one for dark."""
-LIGHTER = {"#0072b2": "#5c9dff", "#882255": "#c278e0", "#d55e00": "#ff7a1f"}
-"""Colours of the house that are too dark for a dark page, and what stands there instead."""
 FONT = 12.0
-PAINT = re.compile("|".join((*VARIABLES, *LIGHTER)))
-_DARK = "".join(f"--{name[1:]}:{light};" for name, light in LIGHTER.items())
-STYLE = (
-    "svg.drawing *{stroke-linejoin:round}"
-    f"@media screen and (prefers-color-scheme:dark){{svg.drawing{{{_DARK}}}}}"
-)
+STYLE = "svg.drawing *{stroke-linejoin:round}"
 NUMBER = re.compile(r"-?\d+\.\d+")
 
 
@@ -187,14 +162,14 @@ def stretch(axes: Axes, knots: Sequence[float], places: Sequence[float]) -> None
 def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
     """The chart of a figure, to be called while the house's style is on.
 
-    Of what matplotlib writes, names of parts become hover texts or go, colours become variables of
-    the page, and coordinates have one decimal.
+    Of what matplotlib writes, names of parts become hover texts or go, and coordinates have one
+    decimal. The drawing is the same in a file of its own; its ground is white on a dark page, too.
     """
     import matplotlib
 
     written = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):  # else ids are drawn at random
-        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(written, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(written.getvalue())
     for element in list(root.iter(f"{{{SVG}}}g")):
         known = element.attrib.pop("id", "")
@@ -208,8 +183,7 @@ def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
                 words = " ".join(element.get(place, "").split())
                 element.set(place, NUMBER.sub(_rounded, words))
         if style := element.get("style"):
-            style = style.replace("'DejaVu Sans'", "system-ui, sans-serif")
-            element.set("style", PAINT.sub(_variable, style))
+            element.set("style", style.replace("'DejaVu Sans'", "system-ui, sans-serif"))
     wide = 72 * figure.get_figwidth()
     look = {
         "class": "drawing",
@@ -227,15 +201,5 @@ def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
     return Chart(name, title, caption, ElementTree.tostring(head, encoding="unicode"))
 
 
-def standalone(svg: str) -> str:
-    """The same drawing as a file of its own, for programs that know no variables."""
-    return re.sub(r"var\(--[\w-]+, (#\w+)\)", r"\1", svg)
-
-
 def _rounded(found: re.Match[str]) -> str:
     return f"{round(float(found.group()), 1) + 0:g}"
-
-
-def _variable(found: re.Match[str]) -> str:
-    colour = found.group()
-    return f"var(--{VARIABLES.get(colour, colour[1:])}, {colour})"

@@ -6,8 +6,6 @@ A measure works in two steps. `prepare` computes what it needs of the reference 
 
 from __future__ import annotations
 
-import hashlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
 
-from mjp_privacy.core.errors import BadFile, UserError
-from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import FileKind
 from mjp_privacy.models.tensor_files import TensorFile, read_torch_file
 
 Variant = Literal["paper", "standard"]
@@ -326,19 +324,13 @@ def _bands(windows: int, device: torch.device) -> Tensor:
 # LPIPS v0.1 with AlexNet (Zhang et al. 2018), without a download. Within 5e-7 of the `lpips`
 # package, which takes seconds to import and is the tests' yardstick.
 #
-# The heads come with that package. AlexNet's convolutions come from torchvision's file where
-# torch.hub has it already, else from the float16 copy inside this package; scores by the two differ
-# by less than 2e-4. The network computes in float32, TF32 off.
+# The heads come with that package, AlexNet's convolutions from the float16 copy in this package;
+# scores by torchvision's own file differ by less than 2e-4. The network computes in float32, TF32
+# off.
 
 PACKAGED = Path(__file__).parents[1] / "assets" / "alexnet_features_fp16.safetensors"
-TORCHVISION = "alexnet-owt-7be5be79.pth"  # the last part is the start of its SHA-256
 SMALLEST = 31  # pixels a side: below that the second pooling has no window left
 
-HUB = FileKind(
-    "torchvision's AlexNet as torch.hub downloaded it, whole",
-    "Remove the file; torch.hub downloads it again when it is asked to.",
-    512 << 20,
-)
 HEADS = FileKind("LPIPS' weights in the lpips package", "Install the lpips package again.")
 OF_PACKAGE = FileKind("AlexNet's weights in this package", "Install mjp-privacy again.")
 
@@ -377,8 +369,8 @@ def of_length_one(layer: Tensor) -> Tensor:
 
 
 def lpips_backbone() -> str:
-    """Which AlexNet weights are used on this machine, in words."""
-    return backbone()[0]
+    """Which AlexNet weights are used, in words."""
+    return f"{PACKAGED.name} of this package, float16"
 
 
 @cache
@@ -401,7 +393,7 @@ def _layout(device: torch.device) -> torch.memory_format:
 @cache
 def _convolutions(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Weight and bias of each convolution, as the device takes them."""
-    stored, layout = backbone()[1], _layout(device)
+    stored, layout = backbone(), _layout(device)
     return [
         (
             stored[f"features.{index}.weight"].to(device, torch.float32, memory_format=layout),
@@ -412,20 +404,9 @@ def _convolutions(device: torch.device) -> list[tuple[Tensor, Tensor]]:
 
 
 @cache
-def backbone() -> tuple[str, dict[str, Tensor]]:
-    """A description of the weights, and AlexNet's convolutions under torchvision's names:
-    `features.0.weight` and so on."""
-    file = Path(torch.hub.get_dir()) / "checkpoints" / TORCHVISION
-    if is_there(file):
-        try:
-            digest = hashlib.sha256(HUB.bytes(file)).hexdigest()
-            if not digest.startswith(file.stem.rsplit("-", 1)[1]):
-                raise HUB.refusal(file, f"a file whose SHA-256 begins with {digest[:8]}")
-            return f"{file.name} of torchvision, float32", read_torch_file(file, HUB)
-        except BadFile as error:
-            print(f"{error} Until then, the weights inside this package are used.", file=sys.stderr)
-    weights = TensorFile(PACKAGED, OF_PACKAGE).tensors(finite=True)
-    return f"{PACKAGED.name} of this package, float16", weights
+def backbone() -> dict[str, Tensor]:
+    """AlexNet's convolutions under torchvision's names: `features.0.weight` and so on."""
+    return TensorFile(PACKAGED, OF_PACKAGE).tensors(finite=True)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from attacks.equations import CERTAIN
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import height_width
-from mjp_privacy.core.text import counted, first_of, shown
-from mjp_privacy.experiment.cell_facts import cell_key
-from mjp_privacy.experiment.config import expand, load_experiment
+from mjp_privacy.core.text import counted
 from mjp_privacy.experiment.source import IN_STEP_OF
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card import (
     Card,
     CardFigure,
@@ -28,24 +21,20 @@ from mjp_privacy.report.clients import (
     Client,
     attacked_ones,
     card_clients,
-    circumstances,
     images_of,
     rounds_of,
     short_gamma,
 )
 from mjp_privacy.report.figures import capped_median, exact_share
-from mjp_privacy.report.flags import RESIDUAL_CONVERGED, not_tried
+from mjp_privacy.report.flags import not_tried
 from mjp_privacy.report.lines import DIAGNOSTIC, Line, once, options_of
-from mjp_privacy.report.text import number, percent
+from mjp_privacy.report.text import percent
 
 WORDS = 30
 """The verdict has at most so many."""
 
 LADDER = "ladder_vit"
 """The config that runs every attack that knows MJP on one's own weights."""
-
-MATCHES = 1e-2
-"""Residual below which a picture has the uploaded gradient for all purposes."""
 
 THREATS = {
     "B": "the upload and the model",
@@ -57,45 +46,20 @@ THREATS = {
 
 def build_card(clients: Sequence[Client]) -> Card:
     """The card of a report on these clients."""
-    card = short_card(clients)
-    if not card.rows:
-        return card
-    row = card.rows[card.main]
-    untried = not_tried(attacked_ones(clients), row.client)
-    return replace(card, facts=facts(row), not_tried=untried, would_change=would_change(row))
-
-
-def short_card(clients: Sequence[Client]) -> Card:
-    """What the console prints of it."""
     shown_ones, main, further = card_clients(clients)
     if not shown_ones:
         return Card("No client was attacked: there are no rows of an attack.", "", "")
     rows = tuple(map(card_row, shown_ones))
     row = rows[main]
-    said = verdict(row), assumptions(row), beside(rows, row)
-    return Card(*said, rows=rows, further=further, main=main)
-
-
-def of_several(card: Card, runs: Sequence[Path]) -> Card:
-    """The card of run folders; where one holds several experiments, that is said first: without
-    those whose lines are all another's too."""
-    shared = []
-    for run in runs:
-        names = sorted(RunStore(run).experiments)
-        lines: dict[str, set[str]] = {}
-        for name in names if len(names) > 1 else ():
-            try:
-                experiment = load_experiment(run / "experiments" / f"{name}.yaml")
-                lines[name] = {cell_key(cell, experiment) for cell in expand(experiment)}
-            except UserError:  # of another version
-                lines[name] = {name}
-        different = {frozenset(own): name for name, own in reversed(lines.items())}
-        apart = [name for own, name in different.items() if not any(own < x for x in different)]
-        shared += [shown(first_of(sorted(apart), 3))] if len(apart) > 1 else []
-    if not shared:
-        return card
-    said = f"Several experiments share a folder ({'; '.join(shared)}). {card.verdict}"
-    return replace(card, verdict=said)
+    return Card(
+        *(verdict(row), assumptions(row), beside(row)),
+        rows=rows,
+        further=further,
+        main=main,
+        facts=facts(row),
+        not_tried=not_tried(attacked_ones(clients), row.client),
+        would_change=would_change(row),
+    )
 
 
 def verdict(row: CardRow) -> str:
@@ -103,12 +67,7 @@ def verdict(row: CardRow) -> str:
     `MJP γ .27 does not protect these pictures: one upload gives 116 of 200 exactly.`"""
     client = row.client
     if all(len(line.failed_images) == max(len(line.images), 1) for line in client.attacks):
-        said = f"Not shown: every attack on the {client.name} client failed"
-        [reason, *others] = dict.fromkeys(line.reason for line in client.attacks)
-        cause = re.split(r"[.;] ", reason, maxsplit=1)[0].removesuffix(".")
-        longer = f"{said}: {cause}."
-        fits = cause and not others and len(longer.split()) <= WORDS
-        return longer if fits else f"{said}, for the reasons below."
+        return f"Not shown: every attack on the {client.name} client failed: see the reasons below."
     if not client.matching:
         return (
             f"Not shown: no attack that knows the {client.name} client gave a picture here; "
@@ -200,29 +159,12 @@ def _sent(client: Client) -> str:
     return f"{kind} of {cell.steps} local steps" if cell.steps > 1 else kind
 
 
-def beside(rows: Sequence[CardRow], row: CardRow) -> str:
-    """What the undefended client gives, what several uploads give, and the published attack; or
-    what can be said without the truth. `row`: the one of the rows that the answer is about."""
-    client = row.client
-    best, published, floor = row.best, row.published, row.floor
+def beside(row: CardRow) -> str:
+    """What the card does not say of the client that the answer is about: pictures that do not
+    count, files that are none, crops; or what can be said without the truth."""
+    client, best, parts = row.client, row.best, []
     if client.matching and best is None:
         return without_truth(client)
-    parts = [_undefended(rows, row)]
-    if row.any_uploads is not None and row.one_upload is not None and client.any_uploads:
-        if row.by_several:  # what the verdict has said is not said again
-            parts.append(f"One upload gives {row.one_upload.counts(crops=False)}.")
-        else:
-            uploads = _uploads(client.any_uploads.uploads)
-            counts = row.any_uploads.counts(crops=False)
-            parts.append(f"{uploads[0].upper()}{uploads[1:]} give {counts}.")
-    if published is not None and not math.isnan(published.mean):
-        altered = " on an altered client" if published.flagged("altered_client") else ""
-        said = f"The published attack gets a mean of {published.level()}{altered}"
-        below = published.flagged("below_floor")  # on the same images; the floor may have more
-        if floor is not None and below == (published.mean < floor.mean):
-            side = "below" if below else "above"
-            said += f", {side} the {number(floor.mean, 1)} dB without any gradient"
-        parts.append(f"{said}.")
     if best is not None and (plain := plain_pictures(client, row.deciding)):
         flat = f"{counted(plain, 'picture')} at 20 dB or more and hardly better than a plain colour"
         parts.append(f"Not counted: {flat}.")
@@ -231,60 +173,22 @@ def beside(rows: Sequence[CardRow], row: CardRow) -> str:
         parts.append(f"Not attacked: {counted(unread, 'file')} without a readable image.")
     if best is not None and best.photographs is not None:
         parts.append(f"The pictures are crops of {counted(best.photographs, 'photograph')}.")
-    return " ".join(part for part in parts if part)
-
-
-def _undefended(rows: Sequence[CardRow], main: CardRow) -> str:
-    """What one upload of the undefended client gives that is most like the main one, if that is
-    another."""
-
-    def likeness(row: CardRow) -> tuple[bool, bool]:
-        one, other = row.client, main.client
-        same_network = one.cell.architecture == other.cell.architecture
-        return circumstances(one) == circumstances(other), same_network
-
-    found = [row for row in rows if not row.client.defended and row.one_upload]
-    if not found or main in found:
-        return ""
-    row = max(found, key=likeness)
-    other = "" if all(likeness(row)) else f", but not alike ({row.client.title})"
-    given = row.one_upload.counts(crops=False) if row.one_upload else ""
-    return f"Undefended{other}, one upload gives {given}."
+    return " ".join(parts)
 
 
 def without_truth(client: Client) -> str:
     """What can be said of uploads whose private images are not known."""
-    from mjp_privacy.uploads.checks import MISNORMALISED
-
     who = f"the {client.name} client ({_batch(client)}{client.cell.dtype})"
     if all(line.has_truth for line in client.attacks):
         return f"Nothing that {who} leaks could be scored, although the private images are known."
     found = frozenset().union(*(line.picture_ids for line in client.matching))
-    pictures = counted(len(found), "picture")
-    said = [f"Of uploads of {who} attacks made {pictures}"]
-    known = [line.scored("gradient_residual", DIAGNOSTIC) for line in client.matching]
-    if medians := [values.median() for values in known if len(values)]:
-        gap, left = min(medians), "the best attack's leave {:.2g} of the gradient unexplained"
-        said.append(f"{left.format(gap)} in the median")
-        if gap < MATCHES:
-            said[-1] += ", which is no proof of a good picture"
-        elif gap >= RESIDUAL_CONVERGED:
-            said[-1] += (
-                ", which is no evidence of safety: the attacks do not reach it, or the client's "
-                "loss (dropout, label smoothing, mixup), labels, mean and std or batch differ from "
-                "what the header says"
-            )
+    said = f"Of uploads of {who} attacks made {counted(len(found), 'picture')}"
     if certain := _marked(client, CERTAIN):
-        said.append(
-            f"{certain} certain: no other picture solves the equations of the patch embedding, as "
-            "far as mean, std and order of channels are as declared"
+        said += (
+            f"; {certain} certain: no other picture solves the equations of the patch embedding, "
+            "as far as mean, std and order of channels are as declared"
         )
-    if doubted := _marked(client, MISNORMALISED):
-        said.append(
-            f"the pixels of {doubted} do not fit the declared mean and std, so that colours and "
-            "contrast are not the client's (`mjp check` says which fit)"
-        )
-    return f"{'; '.join(said)}. The private images are not known here, so nothing was scored."
+    return f"{said}. The private images are not known here, so nothing was scored."
 
 
 def _marked(client: Client, diagnostic: str) -> int:
@@ -376,7 +280,7 @@ def would_change(row: CardRow) -> tuple[str, ...]:
             best = max(others, key=lambda line: (exact_share(line).count, capped_median(line)))
             got = card_figure(client, best)
             if row.one_upload and got.counts() != row.one_upload.counts():
-                counts = got.counts(crops=False)
+                counts = got.counts()
                 items.append(f"{changed}: {best.attack} gets {counts} from one upload")
     if client.masks and client.cell.plain_share == 0:
         items.append("steps that the recipe leaves unshuffled: each gives its picture away")

@@ -21,15 +21,21 @@ from rich.text import Text
 from mjp_privacy.core.text import counted, cut
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, different
 from mjp_privacy.report.clients import PUBLISHED, Client
-from mjp_privacy.report.figures import PSNR, capped_median, exact_share, success_share, summary
-from mjp_privacy.report.flags import Flag, client_flags, figure_flags, merged, missed_attacks
+from mjp_privacy.report.figures import (
+    PSNR,
+    THRESHOLDS,
+    capped_median,
+    exact_share,
+    success_share,
+    summary,
+)
+from mjp_privacy.report.flags import Flag, client_flags, figure_flags, missed_attacks
 from mjp_privacy.report.lines import DIAGNOSTIC, Line, once
 from mjp_privacy.report.text import TextTable, capped, one_line
 from mjp_privacy.report.worst_case import DerivedLine
 
 NOT_RUN = "not run"
-PLAIN_TO_SEE = 20
-"""PSNR in dB from which a picture is usually recognisable."""
+PLAIN_TO_SEE = THRESHOLDS[0]
 
 HALF = 0.5
 """Share of the pictures at 20 dB or more from which a defence does not protect them."""
@@ -42,10 +48,10 @@ NAMED = 2
 """Attacks of a worst case that the card names; the others are counted together."""
 
 HEADINGS: Mapping[str, str] = {
-    "published": "published attack (APRIL)",
-    "one_upload": "best attack, one upload",
-    "any_uploads": "best attack, any number of uploads",
-    "floor": "without any gradient",
+    "published": "APRIL as published",
+    "one_upload": "best, one upload",
+    "any_uploads": "best, any uploads",
+    "floor": "no gradient",
 }
 """The card's columns by the fields of a row."""
 
@@ -58,11 +64,11 @@ ABSENT = {
 """What stands in place of a figure, by the statuses of the attacks' rows; the first that occurs."""
 
 CAPTION = (
-    "Exactly: equal to the original in every 8-bit value. 20 dB or more: usually recognisable. "
-    "Mean: of each picture's PSNR, at most 100 dB, with its 95 % interval. Best: each picture's "
-    "best attack, chosen with the private picture at hand: an upper bound. Expect: the 95 % "
-    "interval of the exact share, crops of one photograph counted as one. Without any gradient: "
-    "the best picture made of no upload; an attack that gets no more has failed."
+    "Exactly: equal to the original in every 8-bit value; the share with its 95 % interval, crops "
+    "of one photograph counted as one. 20 dB or more: usually recognisable. Mean: of each "
+    "picture's PSNR, at most 100 dB, with its 95 % interval. Best: each picture's best attack, "
+    "chosen with the private picture at hand: an upper bound. No gradient: the best "
+    "picture made of no upload; an attack that gets no more has failed."
 )
 
 FIGURE_FIELDS = (
@@ -78,7 +84,7 @@ SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 class CardFigure:
     """What one attacker gets from one client: PSNR (standard, dB, capped at 100) over n images."""
 
-    attack: str  # its label, or those that were best on most images: "pixel_lattice 116, april 3"
+    attack: str  # its label; of a worst case "pixel_lattice 116, masked_span 4, others 2"
     line: int  # number of its line in the tables
     mean: float
     low: float  # of the 95 % interval; NaN for a single image
@@ -92,7 +98,6 @@ class CardFigure:
     trials: float | None = None  # as how many independent pictures they count; None: as themselves
     photographs: int | None = None  # of which the pictures are crops; None: each is one
     without: tuple[str, ...] = ()  # attacks that other clients met and this one did not
-    chosen: tuple[tuple[str, int], ...] = ()  # the attacks of a worst case, with their images
 
     def flagged(self, key: str) -> bool:
         """Whether a flag of this key holds."""
@@ -103,12 +108,14 @@ class CardFigure:
         """Whether so many pictures are at 20 dB or more that they are not protected."""
         return self.above_20 >= HALF * self.of
 
-    def counts(self, *, crops: bool = True) -> str:
-        """`116 of 200 exactly, 188 at 20 dB or more`; of crops with what that proves, unless
-        `crops` is False: `5 of 20 exactly (crops of 6 photographs: of others expect 5 to 66 %)`."""
-        proven = f" ({self.proven})" if crops and self.proven else ""
-        reached = f", {self.reached}" if self.reached else ""
-        return f"{self.exact} of {self.of} exactly{proven}{reached}"
+    @property
+    def share(self) -> Share:
+        """The exact ones, as a share with its interval."""
+        return Share(self.exact, self.of, self.trials)
+
+    def counts(self) -> str:
+        """`116 of 200 exactly, 188 at 20 dB or more`."""
+        return f"{self.exact} of {self.of} exactly{self.reached and f', {self.reached}'}"
 
     @property
     def reached(self) -> str:
@@ -118,34 +125,13 @@ class CardFigure:
         count = {0: "none", self.of: "all"}.get(self.above_20, str(self.above_20))
         return f"{count} at {PLAIN_TO_SEE} dB or more"
 
-    @property
-    def proven(self) -> str:
-        """What exact crops say of other photographs, by Wilson's interval: `crops of 6 photographs:
-        of others expect 5 to 66 %`; empty where each picture is a photograph."""
-        if self.photographs is None or not self.exact:
-            return ""
-        low, high = Share(self.exact, self.of, self.trials).interval
-        least = min(round(low), 99)  # of no finite number all are expected
-        share = f"at least {least} %" if self.exact == self.of else f"{least} to {high:.0f} %"
-        return f"crops of {counted(self.photographs, 'photograph')}: of others expect {share}"
-
     def level(self) -> str:
         """The mean: `71.7 dB [66.9, 76.3]`, `≥ 100 dB` at the cap, with the number of pictures
         where not all were scored."""
-        known = not math.isnan(self.low) and self.mean < PSNR_CAP
-        bounds = f" [{self.low:.1f}, {self.high:.1f}]" if known else ""
+        bounded = not math.isnan(self.low) and self.mean < PSNR_CAP
+        bounds = f" [{capped(self.low, 1)}, {capped(self.high, 1)}]" if bounded else ""
         over = f" over {counted(self.n, 'picture')}" if self.n != self.of else ""
         return f"{capped(self.mean, 1)} dB{bounds}{over}"
-
-    def by(self) -> str:
-        """Its attacks in words, with all of its pictures: `pixel_lattice for 116 pictures,
-        masked_span for 4, others for 2`."""
-        if len(self.chosen) < 2:
-            return self.attack
-        (first, count), *others = self.chosen[:NAMED]
-        words = [f"{first} for {counted(count, 'picture')}", *(f"{a} for {c}" for a, c in others)]
-        rest = sum(count for _, count in self.chosen[NAMED:])
-        return ", ".join([*words, *([f"others for {rest}"] if rest else [])])
 
 
 @dataclass(frozen=True)
@@ -217,7 +203,7 @@ class Card:
     def flags(self) -> tuple[Flag, ...]:
         """Every flag of the rows and their figures once: the footnotes in the order of the table,
         whose numbers are their places from 1."""
-        return merged(flag for row in self.rows for flag in row.every_flag)
+        return tuple(dict.fromkeys(flag for row in self.rows for flag in row.every_flag))
 
     @property
     def columns(self) -> dict[str, str]:
@@ -297,11 +283,12 @@ def card_figure(client: Client, line: Line) -> CardFigure:
     """The figure of one attack, of a worst case or of a control, with its flags."""
     score, given = summary(line, "psnr", "standard"), success_share(line, PLAIN_TO_SEE)
     counts = line.counts.items() if isinstance(line, DerivedLine) else ()
-    ranked = sorted(counts, key=lambda item: -item[1])
-    chosen = tuple((attack, count) for attack, count in ranked if count)
-    several = ", ".join(f"{attack} {count}" for attack, count in chosen[:NAMED])
+    chosen = sorted((item for item in counts if item[1]), key=lambda item: -item[1])
+    named = [f"{attack} {count}" for attack, count in chosen[:NAMED]]
+    rest = sum(count for _, count in chosen[NAMED:])
+    named += [f"others {rest}"] if rest else []
     return CardFigure(
-        attack=chosen[0][0] if len(chosen) == 1 else several or line.attack,
+        attack=chosen[0][0] if len(chosen) == 1 else ", ".join(named) or line.attack,
         line=line.number,
         mean=score.mean,
         low=score.low,
@@ -314,21 +301,32 @@ def card_figure(client: Client, line: Line) -> CardFigure:
         trials=given.trials,
         flags=figure_flags(client, line),
         photographs=None if line.groups is None else line.units,
-        chosen=chosen,
     )
 
 
 # as a table ---------------------------------------------------------------------------------------
 
 
-def card_table(card: Card) -> TextTable:
-    """The card for Markdown and LaTeX; the numbers in it are those of `card_notes`."""
+def card_table(card: Card, title: str = "What leaks") -> TextTable:
+    """The card for Markdown and LaTeX; its caption names the flags by their numbers."""
     rows = []
     for row in card.rows:
         cells = [_cell(card, row, column) for column in card.columns]
         rows.append((row.client.title + card.numbers(row), *cells))
     header = ("Client", *card.columns.values())
-    return TextTable("What leaks", CAPTION, header, tuple(rows), "l" * len(header))
+    caption = f"{CAPTION} {flag_names(card)}".strip()
+    return TextTable(title, caption, header, tuple(rows), "l" * len(header))
+
+
+def every_client(clients: Sequence[Client]) -> TextTable:
+    """The same for all of the clients, where the card has no room for them."""
+    return card_table(Card("", "", "", tuple(map(card_row, clients))), "Every client")
+
+
+def flag_names(card: Card) -> str:
+    """`¹ altered client; ² below the floor`."""
+    places = (str(place).translate(SUPERSCRIPTS) for place in range(1, 1 + len(card.flags)))
+    return "; ".join(f"{place} {f.name}" for place, f in zip(places, card.flags, strict=True))
 
 
 def _cell(card: Card, row: CardRow, column: str) -> str:
@@ -338,14 +336,15 @@ def _cell(card: Card, row: CardRow, column: str) -> str:
     if column == "floor":
         return f"mean {figure.level()}, {figure.attack.replace('_', ' ')}"
     missed = f"; {' and '.join(figure.without)} not run" if figure.without else ""
-    text = f"{figure.counts()}; mean {figure.level()}"
-    by = f"; by {figure.by()}" if column != "published" else ""
+    reached = figure.reached and f", {figure.reached}"
+    by = f"; by {figure.attack}" if column != "published" else ""
+    text = f"{figure.share.text()} exactly{reached}; mean {figure.level()}"
     return f"{text}{card.numbers(figure)}{by}{missed}"
 
 
 def card_notes(card: Card) -> tuple[str, ...]:
     """What stands under the table: its footnotes by number, then the facts, as sentences."""
-    footnotes = [f"{place}. {flag.sentence}" for place, flag in enumerate(card.flags, 1)]
+    footnotes = [f"{place}. {flag.text}" for place, flag in enumerate(card.flags, 1)]
     of_facts = [f"{heading}: {text}" for heading, text in card.facts]
     tried = [f"Not tried: {'; '.join(card.not_tried)}."] if card.not_tried else []
     change = [f"What would change the figure: {'; '.join(card.would_change)}."]
@@ -356,21 +355,11 @@ def card_notes(card: Card) -> tuple[str, ...]:
 
 WIDTH = 120
 
-LINES = 9
-"""Lines of the answer at most; one more says where the page is."""
-
 LONGEST = 80
 """Letters of a client's name, the middle of longer ones is left out."""
 
 REASONS_SHOWN = 4
 """Reasons of missing scores that are printed."""
-
-SHORT_HEADINGS = {
-    "published": "APRIL as published",
-    "one_upload": "best, one upload",
-    "any_uploads": "best, any uploads",
-    "floor": "no gradient",
-}
 
 
 def console_text(card: Card, reasons: Sequence[str]) -> str:
@@ -378,12 +367,7 @@ def console_text(card: Card, reasons: Sequence[str]) -> str:
     each on one line."""
     more = len(reasons) - REASONS_SHOWN
     tail = [f"and {counted(more, 'further reason')}: see the page"] if more > 0 else []
-    said = []
-    for reason in map(one_line, (*reasons[:REASONS_SHOWN], *tail)):
-        text, bracket, lines = reason.rpartition(" (lines ")  # which stay at the end
-        end = f"{bracket}{lines}" if len(lines) < WIDTH / 4 else ""
-        short = textwrap.shorten(text if end else reason, WIDTH - len(end), placeholder=" …") + end
-        said.append(reason if len(reason) <= WIDTH else short)
+    said = [line for reason in (*reasons[:REASONS_SHOWN], *tail) for line in _wrapped(reason, 1)]
     return "\n".join([console_card(card), *said, *([""] if said else [])])
 
 
@@ -391,16 +375,10 @@ def console_card(card: Card) -> str:
     """The verdict, the assumptions, a line for each client, and the footnotes by number."""
     said = _wrapped(card.verdict, 2) + _wrapped(card.assumptions or card.beside, 3)
     if not any(figure and figure.n for row in card.rows for figure in row.figures.values()):
-        return "\n".join(said + _wrapped(card.beside, LINES) * bool(card.assumptions)) + "\n"
-    kept = [card.main, *(p for p, row in enumerate(card.rows) if not row.client.defended)][:2]
-    order = list(dict.fromkeys([*kept, *range(len(card.rows))]))
-    for count in range(len(order), 0, -1):
-        rows = [card.rows[place] for place in sorted(order[:count])]
-        left = card.further + len(card.rows) - count
-        lines = [*said, *_aligned(card, rows), *_footnotes(card, rows, left)]
-        if len(lines) <= LINES or count <= len(set(kept)):
-            break
-    return "\n".join(lines) + "\n"
+        return "\n".join(said + _wrapped(card.beside, 9) * bool(card.assumptions)) + "\n"
+    further = f"{counted(card.further, 'further client')} on the page" if card.further else ""
+    under = _wrapped(". ".join(filter(None, (flag_names(card), further))), 3)
+    return "\n".join([*said, *_aligned(card), *under]) + "\n"
 
 
 def _wrapped(text: str, most: int) -> list[str]:
@@ -409,19 +387,15 @@ def _wrapped(text: str, most: int) -> list[str]:
     )
 
 
-def _aligned(card: Card, rows: Sequence[CardRow]) -> list[str]:
+def _aligned(card: Card) -> list[str]:
     """Aligned columns of words; a client's name that has no room goes on in the next line."""
     table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
-    given = {f.of for row in rows for c, f in row.figures.items() if f and c != "floor"}
-    every = given.pop() if len(given) == 1 else None
-    pictures = "" if every is None else f" ({counted(every, 'picture')} each)"
-    table.add_column(f"Client{pictures}", overflow="fold")
-    columns = [column for column in SHORT_HEADINGS if column in card.columns]
-    for column in columns:
-        table.add_column(SHORT_HEADINGS[column], no_wrap=True, overflow="fold")
-    for row in rows:
+    table.add_column("Client", overflow="fold")
+    for heading in card.columns.values():
+        table.add_column(heading, no_wrap=True, overflow="fold")
+    for row in card.rows:
         name = cut(one_line(row.client.title), LONGEST) + card.numbers(row)
-        cells = [_short_cell(card, row, column, counted=every is None) for column in columns]
+        cells = [_short_cell(card, row, column) for column in card.columns]
         table.add_row(*map(Text, (name, *cells)))
     out = io.StringIO()
     # no colours and a fixed width, so that the same rows print the same text everywhere
@@ -429,33 +403,19 @@ def _aligned(card: Card, rows: Sequence[CardRow]) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def _short_cell(card: Card, row: CardRow, column: str, *, counted: bool) -> str:
-    """`5 exact, 17 ≥ 20 dB`; the mean where no picture is that good."""
+def _short_cell(card: Card, row: CardRow, column: str) -> str:
+    """`5/20 exact, 17 ≥ 20 dB`; the mean where no picture is that good."""
     figure = row.figures[column]
     if figure is None or math.isnan(figure.mean):
         return row.absent[column]
     if column == "floor":
         return f"{capped(figure.mean, 1)} dB"
-    of = f" of {figure.of}" if counted else ""
-    reached = "all" if figure.above_20 == figure.of else figure.above_20
-    said = f"{figure.exact}{of} exact, {reached} ≥ {PLAIN_TO_SEE} dB"
-    if figure.exact == figure.of:
-        said = f"all{of} exact"
-    elif not figure.above_20:
-        said = f"none{of}, mean {capped(figure.mean, 1)} dB"
+    said = f"{figure.exact}/{figure.of} exact"
+    if figure.exact < figure.of:
+        said += f", {figure.above_20} ≥ {PLAIN_TO_SEE} dB"
+    if not figure.above_20:
+        said = f"0/{figure.of}, mean {capped(figure.mean, 1)} dB"
     return said + card.numbers(figure)
-
-
-def _footnotes(card: Card, rows: Sequence[CardRow], left: int) -> list[str]:
-    """The names of the rows' flags by their numbers, and how many clients are on the page alone."""
-    keys = {flag.key for row in rows for flag in row.every_flag}
-    names = [
-        f"{str(place).translate(SUPERSCRIPTS)} {flag.words}"
-        for place, flag in enumerate(card.flags, 1)
-        if flag.key in keys
-    ]
-    further = f"{counted(left, 'further client')} on the page" if left else ""
-    return _wrapped(". ".join(filter(None, ("; ".join(names), further))), 2)
 
 
 # for programs -------------------------------------------------------------------------------------
@@ -479,7 +439,7 @@ def as_fields(card: Card) -> dict[str, object]:
         "about": card.main if card.rows else None,
         "clients": clients,
         "further_clients": card.further,
-        "flags": {flag.key: flag.sentence for flag in card.flags},
+        "flags": {flag.key: flag.text for flag in card.flags},
         "facts": dict(card.facts),
         "not_tried": card.not_tried,
         "would_change": card.would_change,
@@ -487,7 +447,7 @@ def as_fields(card: Card) -> dict[str, object]:
 
 
 def _as_fields(figure: CardFigure) -> dict[str, object]:
-    low, high = Share(figure.exact, figure.of, figure.trials).interval
+    low, high = figure.share.interval
     fields = {name: getattr(figure, name) for name in FIGURE_FIELDS}
     shares = {"exact_percent_low": low, "exact_percent_high": high}
     return fields | shares | {"flags": [flag.key for flag in figure.flags]}

@@ -15,7 +15,6 @@ from mjp_privacy.experiment.cell_facts import AttackFacts, CellFacts, defaults_o
 from mjp_privacy.models.checkpoints import E_UNK_SET
 from mjp_privacy.report.figures import PSNR, THRESHOLDS, exact_share, mean_of, success_share
 from mjp_privacy.report.lines import (
-    CLIENT_FACTS,
     DIAGNOSTIC,
     MODEL_FACTS,
     Line,
@@ -31,6 +30,9 @@ OF_A_DEFENCE = frozenset(
     ("setting", "gamma", "dal", "dal_lambda", "plain_share", "mask", *DEFENCES, *MODEL_FACTS)
 )
 """Facts in which a defended client differs from an undefended one; all others are circumstances."""
+
+OF_WEIGHTS = frozenset(MODEL_FACTS - {"model"})
+"""Facts of a model but for its label."""
 
 RECIPE = (
     *("partners", "steps", "dal", "plain_share", "mask", "augment", "withhold", "positions"),
@@ -286,15 +288,12 @@ def short_gamma(gamma: float) -> str:
 def circumstances(client: Client) -> tuple[Any, ...]:
     """What two clients must share so that the defence is what they differ in."""
     cell = client.cell
-    shared = [(key, value) for key, value in target_of(cell) if key not in OF_A_DEFENCE]
-    return (*shared, ("size", cell.pixels), ("data", cell.data))
+    return target_of(cell, OF_A_DEFENCE), cell.pixels, cell.data
 
 
 def same_client(client: Client) -> object:
     """What stays the same when only the setting's target and the precision change."""
-    cell = client.cell
-    facts = [getattr(cell, name) for name in ("model", "gamma", "seed", *CLIENT_FACTS)]
-    return client.lines[0].run, tuple(facts), repr(cell.other)
+    return client.lines[0].run, target_of(client.cell, {"setting", "dtype", *OF_WEIGHTS})
 
 
 def same_kind(client: Client) -> object:
@@ -346,16 +345,13 @@ def card_clients(clients: Sequence[Client]) -> tuple[list[Client], int, int]:
 def rounds_of(client: Client, clients: Sequence[Client]) -> list[Client]:
     """Those of the clients that are this one, itself among them, as it was recorded in any round:
     they differ in their weights, learning rates and round alone."""
-
-    def recorded(one: Client) -> object:
-        cell = one.cell
-        constant = (name for name in CLIENT_FACTS if name not in ("lr", "server_lr"))
-        facts = ("gamma", "setting", "dtype", "seed", "architecture", *constant)
-        other = {key: value for key, value in cell.other.items() if key != "round"}
-        return one.lines[0].run, [getattr(cell, name) for name in facts], repr(other)
-
     if "round" not in client.cell.other:
         return [client]
+    differ = {"round", "lr", "server_lr", "model", *OF_WEIGHTS}
+
+    def recorded(one: Client) -> object:
+        return one.lines[0].run, one.cell.architecture, target_of(one.cell, differ)
+
     return [one for one in clients if recorded(one) == recorded(client)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import tyro
 
@@ -26,8 +26,6 @@ class ReportArguments:
     out: Path | None = None
     """Folder for index.html, table.md, table.tex, table.csv, samples.csv and the pictures.
     RUN/report if not given; any other has to be new or empty, or an earlier report's."""
-    everything: Annotated[bool, tyro.conf.arg(name="all")] = False
-    """Every line, note and diagnostic in table.md and table.tex too, not the answer alone."""
     pictures: Literal["shown", "all", "none"] = "shown"
     """Which reconstructions to write as PNG files: those on the page, all, or none."""
     json: bool = False
@@ -45,12 +43,7 @@ def report(argv: list[str], usage: Usage) -> int:
     from mjp_privacy.report.card import as_fields
     from mjp_privacy.report.write import write_report
 
-    summary = write_report(
-        arguments.runs,
-        out,
-        everything=arguments.everything,
-        pictures=arguments.pictures,
-    )
+    summary = write_report(arguments.runs, out, pictures=arguments.pictures)
     if arguments.json:
         contents = summary.contents
         more = {"reasons": contents.reasons, "files": summary.files, "not_run": summary.not_run}
@@ -114,10 +107,9 @@ def attack(argv: list[str], usage: Usage) -> int:
 
 
 def _answer(run: Path) -> str:
-    from mjp_privacy.report.answer import of_several, short_card
+    from mjp_privacy.report.answer import build_card
     from mjp_privacy.report.card import console_card
     from mjp_privacy.report.clients import clients_of
     from mjp_privacy.report.runs import load_runs
 
-    clients = clients_of(load_runs([run]).lines)
-    return console_card(of_several(short_card(clients), [run]))
+    return console_card(build_card(clients_of(load_runs([run]).lines)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from mjp_privacy.core.drawing import Chart
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import comparisons
-from mjp_privacy.report.answer import build_card, of_several
-from mjp_privacy.report.card import HEADINGS, Card
+from mjp_privacy.report.answer import build_card
+from mjp_privacy.report.card import HEADINGS, Card, every_client
 from mjp_privacy.report.clients import Client, attacked_ones, clients_of, derived_lines
 from mjp_privacy.report.curves import (
     batch_points,
@@ -24,6 +24,7 @@ from mjp_privacy.report.curves import (
     uploads_charts,
 )
 from mjp_privacy.report.figures import Table, build_tables
+from mjp_privacy.report.flags import figure_flags
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import Section, all_notes, not_scored
 from mjp_privacy.report.pictures import Gallery, fill_gallery
@@ -37,11 +38,7 @@ CAPTION = (
     "Metrics in their standard variants; mean [95 % interval]; PSNR in dB, at most 100 in means. "
     "Grey: PSNR of a uniform grey. Rank ceiling: the limit of attacks that invert the patch "
     "embedding by minimum norm, beside these alone. Acc. altered: accuracy of the model with the "
-    "block 0 that the attack needs."
-)
-CAPTION_PAPER = (
-    "The same lines as the paper's scripts score them: images rounded to 8 bits, its FFT2D, "
-    "zero-padded SSIM."
+    "block 0 that the attack needs, without norm1 and residuals."
 )
 
 IDENTIFIED = 4  # lines whose pictures are looked up among all images
@@ -79,7 +76,7 @@ class Contents:
 
     @cached_property
     def card(self) -> Card:
-        return of_several(build_card(self.clients), self.runs)
+        return build_card(self.clients)
 
     @cached_property
     def strip(self) -> tuple[tuple[str, Line], ...] | None:
@@ -136,17 +133,15 @@ class Contents:
     def notes(self) -> tuple[Section, ...]:
         return all_notes(self.lines, self.derived, self.loaded.remarks)
 
-    def main(self, *, folded: bool) -> TextTable:
-        """Every line; without the folded ones if there are others: those in float64."""
+    @cached_property
+    def main(self) -> TextTable:
+        """Every line, with what must not be taken at face value in words."""
         _, standard = self.tables
-        frame = standard.frame
-        single = frame[frame["dtype"] != "float64"]
-        shown = frame if folded or single.empty else single
-        left = len(frame) - len(shown)
-        more = f" {left} lines in float64 are left out here." if left else ""
-        table = replace(standard, frame=shown)
-        many = self.loaded.many_runs
-        return main_table(table, many_runs=many, caption=CAPTION + more, title="Every line")
+        beware: dict[int, str] = {}
+        for client in self.clients:
+            for line in (*client.attacks, *client.derived):  # controls have none
+                beware[line.number] = "; ".join(flag.name for flag in figure_flags(client, line))
+        return main_table(standard, CAPTION, beware, many_runs=self.loaded.many_runs)
 
     @cached_property
     def card_lines(self) -> list[tuple[str, Line]]:
@@ -173,7 +168,10 @@ class Contents:
 
     @cached_property
     def comparisons(self) -> list[TextTable]:
-        tables = (comparisons.clients_table(self.clients), comparisons.residual_table(self.clients))
+        """All clients where the card does not show them, and uploads whose truth is not known."""
+        attacked = attacked_ones(self.clients)
+        every = every_client(attacked) if len(attacked) > len(self.card.rows) else None
+        tables = (every, comparisons.residual_table(self.clients))
         return [table for table in tables if table is not None]
 
     @cached_property
@@ -199,18 +197,13 @@ class Contents:
 
     @cached_property
     def details(self) -> list[TextTable]:
-        """Whether pictures point to their own image, whether metrics agree, and the paper's
-        variants; identification of the card's main client before others'."""
-        many = self.loaded.many_runs
-        title = "Every line, metrics as the paper defines them"
-        in_paper, _ = self.tables
-        paper = main_table(in_paper, many_runs=many, caption=CAPTION_PAPER, title=title)
+        """Whether pictures point to their own image, and whether metrics agree; identification of
+        the card's main client before others'."""
         main = self.card.rows[self.card.main].client.title if self.card.rows else ""
         of_main = sorted(self.card_lines, key=lambda named: not named[0].startswith(f"{main}: "))
         tables = (
             comparisons.identification_table(of_main[:IDENTIFIED]),
             comparisons.agreement_table(self.chooser) if self.chooser else None,
-            paper,
         )
         return [table for table in tables if table is not None]
 

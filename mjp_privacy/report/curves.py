@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,9 +87,10 @@ def distribution_charts(lines: Sequence[Named]) -> tuple[Chart, ...]:
     caption = (
         "Share of images whose PSNR (standard) is at least the value below: the higher a curve, "
         "the more leaks. Images that the attack failed on or does not support count as not "
-        "recovered; those that could not be scored are left out. " + _band_words(curves)
+        "recovered; those that could not be scored are left out. Bands: pointwise 95 % intervals "
+        "(Wilson, crops of one photograph counted together), drawn where some but not all images "
+        f"count. Dashed: {' and '.join(map(str, THRESHOLDS))} dB."
     )
-    caption += f" Dashed: {' and '.join(map(str, THRESHOLDS))} dB."
     with house_style():
         figure = new_figure(274 + ROW * len(shown))
         axes = axes_at(figure, 46, 20, WIDTH - 12, 226)
@@ -123,7 +124,6 @@ class SuccessCurve:
     low: Floats
     high: Floats
     of: int  # images that the attacker was given
-    photographs: int | None  # of which the images were cut; None: each is one of its own
 
 
 def curve_of(line: Line) -> SuccessCurve:
@@ -142,21 +142,7 @@ def curve_of(line: Line) -> SuccessCurve:
     trials = tried.of if tried.trials is None else tried.trials
     share = (len(values) - np.searchsorted(values, places, "left")) / tried.of
     lows, highs = np.array([wilson(part, trials) for part in share.tolist()]).T
-    photographs = None if line.groups is None else line.units
-    return SuccessCurve(places, 100 * share, 100 * lows, 100 * highs, tried.of, photographs)
-
-
-def _band_words(curves: Sequence[SuccessCurve]) -> str:
-    """What the bands are, and how wide they would be where they are not drawn."""
-    units = [(curve.photographs or curve.of, curve.photographs is not None) for curve in curves]
-    fewest, _ = min(units)
-    grouped = any(of_photographs for _, of_photographs in units)
-    kind = "Wilson, crops of one photograph counted together" if grouped else "Wilson"
-    what = "photographs" if (fewest, True) in units else "images"
-    return (
-        f"Bands: pointwise 95 % intervals ({kind}), drawn where some but not all images count; "
-        f"all of {fewest} {what} means {100 * wilson(1.0, fewest)[0]:.0f} % or more."
-    )
+    return SuccessCurve(places, 100 * share, 100 * lows, 100 * highs, tried.of)
 
 
 def _draw_curves(axes: Axes, lines: Sequence[Named], curves: Sequence[SuccessCurve]) -> None:
@@ -196,7 +182,7 @@ def curve_points(lines: Sequence[Line]) -> pd.DataFrame:
     for line in lines:
         if line.cell.role == "attack" and line.count("psnr", "standard"):
             cell = line.cell
-            key = _client(line, "gamma"), cell.known_as, cell.victim, _options(line)
+            key = line.run, target_of(cell, {"gamma"}), cell.known_as, cell.victim, _options(line)
             panels.setdefault(key, []).append(line)
     kept = [panel for panel in panels.values() if len({line.uploads for line in panel}) > 1]
     every = varying_columns([line for panel in kept for line in panel])
@@ -224,11 +210,6 @@ def curve_points(lines: Sequence[Line]) -> pd.DataFrame:
     return pd.DataFrame.from_records(records)
 
 
-def _client(line: Line, *without: str) -> object:
-    """What is attacked, but for some facts."""
-    return line.run, tuple(pair for pair in target_of(line.cell) if pair[0] not in without)
-
-
 def _options(line: Line) -> str:
     """The attack's options except its number of uploads, as JSON with sorted keys."""
     options = options_of(line.cell.attack_options)
@@ -251,12 +232,13 @@ def batch_points(lines: Sequence[Line]) -> pd.DataFrame:
         tried = line.cell.role == "attack" and line.cell.victim != "april_block"
         if tried and line.count("psnr", "standard"):
             alone = _batch(line) == 1
-            client = _client(line, "batch", *(OF_PARTNERS if alone else ()))
+            differ = {"batch", *(OF_PARTNERS if alone else ())}
+            client = line.run, target_of(line.cell, differ)
             (single if alone else panels).setdefault(client, []).append(line)
-    several = [
-        [*single.get(_client(members[0], "batch", *OF_PARTNERS), []), *members]
-        for members in panels.values()
-    ]
+    several = []
+    for members in panels.values():
+        client = members[0].run, target_of(members[0].cell, {"batch", *OF_PARTNERS})
+        several.append([*single.get(client, []), *members])
     kept = [members for members in several if len(set(map(_batch, members))) > 1]
     every = varying_columns([line for members in kept for line in members])
     facts = [key for key in every if key in CLIENT_FACTS and key != "batch"]
@@ -335,15 +317,9 @@ LEVELS = {"grey_mean": ("floor: a uniform grey", ":"), "ceiling_mean": ("ceiling
 
 
 def uploads_charts(points: pd.DataFrame) -> tuple[Chart, ...]:
-    """A chart for each panel of what `curve_points` returns; of those with two numbers of uploads
-    their number, where there are some with more."""
-    panels = [panel for _, panel in points.groupby("panel")] if len(points) else []
-    shown = [panel for panel in panels if panel["uploads"].nunique() > 2] or panels
-    charts = [_panel_chart(panel, UPLOADS, number) for number, panel in enumerate(shown, 1)]
-    if left_out := len(panels) - len(shown):
-        told = f" {left_out} more, with two numbers of uploads each: see rounds.csv."
-        charts[-1] = replace(charts[-1], caption=charts[-1].caption + told)
-    return tuple(charts)
+    """A chart for each panel of what `curve_points` returns; none for no points."""
+    panels = points.groupby("panel") if len(points) else ()
+    return tuple(_panel_chart(panel, UPLOADS, number) for number, panel in panels)
 
 
 def batches_charts(points: pd.DataFrame) -> tuple[Chart, ...]:
@@ -353,10 +329,10 @@ def batches_charts(points: pd.DataFrame) -> tuple[Chart, ...]:
     shares = {"exact_share": 100 * points["exact"] / points["n"]}
     ends = {"exact_share_lo": points["exact_lo"], "exact_share_hi": points["exact_hi"]}
     panels = points.assign(**shares, **ends).groupby("panel")
-    return tuple(_panel_chart(panel, BATCH, number) for number, (_, panel) in enumerate(panels, 1))
+    return tuple(_panel_chart(panel, BATCH, number) for number, panel in panels)
 
 
-def _panel_chart(panel: pd.DataFrame, over: Over, number: int) -> Chart:
+def _panel_chart(panel: pd.DataFrame, over: Over, number: object) -> Chart:
     """Two axes beside each other, and what is special about the panel in the title."""
     floor = float(panel["grey_mean"].clip(upper=PSNR_CAP).mean())
     caption = f"{over.caption} Images: {_range(panel['n'])}."
@@ -404,7 +380,7 @@ def _draw(axes: Axes, panel: pd.DataFrame, over: Over, column: str) -> None:
         if not math.isnan(known):
             axes.axhline(known, color=MUTED, linestyle=style, linewidth=1.2, label=label)
     axes.set_xscale("log", base=2)
-    ticks = _apart(sorted(panel[over.column].unique()))
+    ticks = sorted(panel[over.column].unique())
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_ylim(-2, PSNR_CAP + 3)
@@ -416,13 +392,3 @@ def _draw(axes: Axes, panel: pd.DataFrame, over: Over, column: str) -> None:
 def _range(numbers: pd.Series[int]) -> str:
     low, high = numbers.min(), numbers.max()
     return f"{low}" if low == high else f"{low}–{high}"
-
-
-def _apart(values: Sequence[float]) -> list[float]:
-    """Those with room for their text: the last, and any that is an eighth of the axis from it."""
-    room = max(np.log2(values[-1] / max(values[0], 1)) / 8, 0.01)
-    shown = [values[-1]]
-    for value in values[-2::-1]:
-        if np.log2(shown[-1] / max(value, 1)) > room:
-            shown.append(value)
-    return shown[::-1]

@@ -25,7 +25,6 @@ from mjp_privacy.metrics.statistics import (
     independent_trials,
     summarise,
 )
-from mjp_privacy.models.sizes import is_papers_model
 from mjp_privacy.report.lines import ATTACK_FACTS, DIAGNOSTIC, Key, Line, fact, once
 from mjp_privacy.report.worst_case import DerivedLine
 
@@ -165,7 +164,7 @@ class PublishedRow:
     psnr: float
     ssim: float
     lpips: float
-    repeats: str | None = None  # the row whose five scores it repeats, digit for digit
+    repeats: bool = False  # the five scores of another row, digit for digit
 
     @property
     def label(self) -> str:
@@ -184,7 +183,7 @@ TABLE5 = (
     PublishedRow(2, "DeiT-S+MJP", "b", 62.9, 0.1043, 0.0059, 11.66, 0.4493, 0.6519),
     PublishedRow(
         *(3, "DeiT-S+MJP (w/o)", "a", 40.6, 0.1043, 0.0059, 11.66, 0.4493, 0.6519),
-        repeats="(2) DeiT-S+MJP b",
+        repeats=True,  # those of (2) DeiT-S+MJP b
     ),
     PublishedRow(4, "DeiT-S+MJP", "c", 62.9, 0.1706, 0.0338, 8.07, 0.0875, 0.8945),
 )
@@ -203,18 +202,6 @@ def published_row(model: str, setting: str) -> PublishedRow:
             f"{setting!r}.{hint} Available: {', '.join(names)}."
         )
     return row
-
-
-def paper_row(line: Line) -> PublishedRow | None:
-    """The row of the paper's table that this line may stand beside: an attack, where model family,
-    input size and images are the paper's."""
-    wanted = line.cell.paper_row if line.cell.role == "attack" else None
-    if wanted is None:
-        return None
-    row = published_row(wanted["model"], wanted["setting"])
-    cell = line.cell
-    same = cell.data_is_papers and is_papers_model(cell.architecture, cell.pixels)
-    return row if same else None
 
 
 # the table of all lines ---------------------------------------------------------------------------
@@ -299,41 +286,27 @@ def _facts(line: Line, varying: Sequence[str]) -> dict[str, Any]:
 
 def _scores(line: Line, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Counts of images, accuracy in percent, of the model as trained and of the one that the attack
-    met, and the five scores; only the paper variant is compared with the paper's figures. Then the
-    shares of images from a PSNR on."""
-    paper, counts = paper_row(line) if variant == "paper" else None, image_counts(line, variant)
-    intact, altered = accuracies(line)
+    met, and the five scores. Then the shares of images from a PSNR on."""
+    counts, (intact, altered) = image_counts(line, variant), accuracies(line)
     values: dict[str, Any] = {"n": counts.ok, "n_failed": counts.failed}
     values |= {"n_unsupported": counts.unsupported, "n_unscored": counts.unscored}
-    values |= {"n_not_run": line.not_run, **_columns("acc", intact, paper, scale=100)}
-    altered_columns = _columns("acc_altered", altered, None, scale=100)
-    values |= dict(list(altered_columns.items())[:4])  # nobody published it
+    values |= {"n_not_run": line.not_run, **_columns("acc", intact, scale=100)}
+    values |= _columns("acc_altered", altered, scale=100)
     for metric in METRICS:
-        score = summary(line, metric, variant)
-        values |= _columns(metric, score, paper)
+        values |= _columns(metric, summary(line, metric, variant))
         if metric == "psnr":
-            values |= {
-                "psnr_median": capped_median(line, metric, variant),
-                "psnr_exact": len(line.exact_images),
-            }
+            values["psnr_median"] = capped_median(line, metric, variant)
+            values["psnr_exact"] = len(line.exact_images)
             values["psnr_at_20"] = success_share(line, 20, variant).count
-    values["paper_row"] = paper.label if paper else None
-    values["paper_row_repeats"] = paper.repeats if paper else None
     shares = {x: success_share(line, x, variant).percent for x in THRESHOLDS}
     return values, {f"psnr_from_{limit}": percent for limit, percent in shares.items()}
 
 
-def _columns(
-    name: str, score: Summary, paper: PublishedRow | None, *, scale: float = 1
-) -> dict[str, Any]:
-    """The columns of one score: ours, the paper's, and the plain difference of the two."""
-    theirs = math.nan if paper is None else getattr(paper, name)
-    ours = {"mean": score.mean, "lo": score.low, "hi": score.high}
-    return {
-        **{f"{name}_{part}": scale * value for part, value in ours.items()},
-        **{f"{name}_n": score.n, f"{name}_paper": theirs},
-        f"{name}_difference": scale * score.mean - theirs,
-    }
+def _columns(name: str, score: Summary, *, scale: float = 1) -> dict[str, Any]:
+    """The columns of one score."""
+    figures = {"mean": score.mean, "lo": score.low, "hi": score.high}
+    columns = {f"{name}_{part}": scale * value for part, value in figures.items()}
+    return {**columns, f"{name}_n": score.n}
 
 
 def _bounds(line: Line) -> dict[str, Any]:

@@ -3,18 +3,13 @@ sentence, when it holds; and the attacks that were not tried."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from attacks import ATTACKS, find_attack, lacks_parts, traits_of
+from attacks import ATTACKS, lacks_parts, traits_of
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.text import first_of
 from mjp_privacy.experiment.cell_facts import CellFacts
-from mjp_privacy.experiment.config import AttackConfig, Cell
-from mjp_privacy.interfaces import Control
 from mjp_privacy.metrics.statistics import PSNR_CAP, are
 from mjp_privacy.report.clients import Client, same_kind
 from mjp_privacy.report.lines import DIAGNOSTIC, Line, once
@@ -27,30 +22,16 @@ DIGITS = {"float32": 24, "float64": 53}
 RESIDUAL_CONVERGED = 0.1
 """An optimising attack whose picture leaves more than this of the gradient has not converged."""
 
-NAMED = 3
-"""Attacks that a flag is about which are called by their names."""
-
 
 @dataclass(frozen=True)
 class Flag:
-    """A warning: `name` in a few words, `text` as a sentence, `applies` says when it holds for a
-    client and a line of it, or of which attacks; that of a client gets its first line."""
+    """A warning: `name` in a few words, `text` as a sentence, `applies` says whether it holds for a
+    client and a line of it; that of a client gets its first line."""
 
     key: str
     name: str
     text: str
-    applies: Callable[[Client, Line], bool | tuple[str, ...]] = field(repr=False, compare=False)
-    attacks: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> str:
-        """The name, with the attacks that it is about where it is about some."""
-        return f"{self.name} by {first_of(self.attacks, NAMED)}" if self.attacks else self.name
-
-    @property
-    def sentence(self) -> str:
-        """The text, in which these attacks have their names."""
-        return self.text.replace("{attacks}", first_of(self.attacks, NAMED))
+    applies: Callable[[Client, Line], bool] = field(repr=False, compare=False)
 
 
 @once
@@ -59,21 +40,7 @@ def figure_flags(client: Client, line: Line) -> tuple[Flag, ...]:
     what was not scored."""
     if line.cell.role in ("floor", "ceiling") or not line.count("psnr", "standard"):
         return ()
-    found = ((flag, flag.applies(client, line)) for flag in OF_FIGURES)
-    return tuple(
-        replace(flag, attacks=holds) if isinstance(holds, tuple) else flag
-        for flag, holds in found
-        if holds
-    )
-
-
-def merged(flags: Iterable[Flag]) -> tuple[Flag, ...]:
-    """Each flag once, in the order in which they come, about the attacks of all."""
-    found: dict[str, Flag] = {}
-    for flag in flags:
-        attacks = dict.fromkeys((*found.get(flag.key, flag).attacks, *flag.attacks))
-        found[flag.key] = replace(flag, attacks=tuple(attacks))
-    return tuple(found.values())
+    return tuple(flag for flag in OF_FIGURES if flag.applies(client, line))
 
 
 def client_flags(client: Client) -> tuple[Flag, ...]:
@@ -200,21 +167,20 @@ OF_FIGURES: tuple[Flag, ...] = (
     Flag(
         "noise_ignored",
         "noise not modelled",
-        "The client adds known errors, which {attacks} left out of account: an attack that weighs "
+        "The client adds known errors, which an attack here left out of account: one that weighs "
         "them may get more.",
-        lambda client, line: tuple(
-            x.attack for x in line.shown_attacks if _adds_errors(client) and "noise" not in x.traits
+        lambda client, line: (
+            _adds_errors(client) and any("noise" not in x.traits for x in line.shown_attacks)
         ),
     ),
     Flag(
         "dal_left_in",
         "L_DAL left in",
-        "The gradient of positions holds L_DAL for a mask of each picture's own, which {attacks} "
-        "cannot take out of a batch: more may leak.",
-        lambda client, line: tuple(
-            x.attack
-            for x in line.shown_attacks
-            if _masks_apart(client) and x.cell.known_as not in NOT_OF_POSITIONS
+        "The gradient of positions holds L_DAL for a mask of each picture's own, which an attack "
+        "here cannot take out of a batch: more may leak.",
+        lambda client, line: (
+            _masks_apart(client)
+            and any(x.cell.known_as not in NOT_OF_POSITIONS for x in line.shown_attacks)
         ),
     ),
     Flag(
@@ -311,24 +277,15 @@ OF_CLIENTS: tuple[Flag, ...] = (
 
 # what was not tried -------------------------------------------------------------------------------
 
-SIZES = re.compile(
-    r"(?P<kind>\w+) d(?P<width>\d+)(?: l(?P<depth>\d+) h(?P<heads>\d+))? p(?P<patch>\d+)@\S+"
-    r"(?P<table>, no position table)?.*"
-)
-"""How a model's card writes the network that was attacked: `vit d192 l12 h3 p16@224`."""
-
-OTHERS = re.compile("(?P<family>swin|resnet)", re.IGNORECASE)
+FAMILIES = ("swin", "resnet")
 """How the cards of networks begin that are no ViTs."""
-
-UNKNOWN_DEPTH = 12
-"""Blocks of a network whose card does not state them; no attack looks at more."""
 
 
 def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
     """What this report did not try on its main client, in a few words; `clients`: all of them.
 
     An attack was tried if it was run in the client's own setting and precision, and neither failed
-    nor ran out of its time on every picture.
+    nor ran out of its time on every picture. Which of the others apply `mjp check` says.
     """
     lines = [line for line in client.attacks if len(line.images)]
     cut = {x.number: len(x.failed_images | x.late_images) == len(x.images) for x in lines}
@@ -338,7 +295,7 @@ def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
     cells = [other.cell for other in clients]
     shas = {cell.checkpoint_sha for cell in cells if cell.gamma == client.cell.gamma}
     items = {
-        f"attacks on this client: {', '.join(missing)}": bool(missing),
+        f"attacks on this client, of which some may not apply: {', '.join(missing)}": bool(missing),
         f"failed or ran out of time on every picture: {', '.join(sorted(in_vain))}": bool(in_vain),
         "clients with MJP": not any(cell.gamma for cell in cells),
         "batches of more than one picture": all((c.batch or 1) == 1 for c in cells),
@@ -350,9 +307,8 @@ def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
 
 
 def applicable(client: Client) -> list[str]:
-    """The attacks that make pictures of such a client, as far as its facts tell: none that is made
-    for what it does not do, that its network or upload does not suit, or that takes single
-    pictures as another attack of the list does."""
+    """The attacks that may make pictures of such a client: none that is made for what it does not
+    do, for networks of another family, or that takes single pictures as another of the list."""
     cell = client.cell
     masks = any(line.some_above_zero("zero_rows") for line in client.attacks)
     unfit = {"no picture"}
@@ -360,60 +316,6 @@ def applicable(client: Client) -> list[str]:
     unfit |= set() if some_unshuffled(client) else {"unshuffled uploads"}
     unfit |= {"single as another"} if (cell.batch or 1) == 1 else set()
     names = [name for name in ATTACKS if not unfit & traits_of(name)]
-    refused = _refused(client, names)
-    return [name for name in names if name not in refused]
-
-
-def _refused(client: Client, names: Sequence[str]) -> set[str]:
-    """Those of the attacks that the client's network or upload does not suit."""
-    from mjp_privacy.experiment.plan import foreseen, refused_by_block
-    from mjp_privacy.experiment.source import META, ModelVariants
-    from mjp_privacy.models.loading import outline_model
-
-    cell = client.cell
-    text = cell.architecture or ""
-    if other := OTHERS.match(text):
-        return {name for name in names if lacks_parts(name, other["family"].lower())}
-    if (found := SIZES.fullmatch(text)) is None or cell.pixels is None:
-        return set()  # nothing is known of it
-    family = "vit" if found["kind"] == "vit" else "timm"
-    refused = {name for name in names if lacks_parts(name, family)}
-    masks: dict[str, Any] = {}
-    of_model = [x.cell for x in (client, *client.others) if x.cell.model == cell.model]
-    if any(x.gamma or x.trained_gamma for x in of_model):  # as far as the report tells
-        masks = {"unknown_embedding": True, "unknown_init": "zeros"}
-    # its defences change numbers alone, and may be somebody's own: no attack is refused for them
-    facts: dict[str, Any] = {f.name: getattr(cell, f.name) for f in fields(ClientConfig)}
-    facts |= {"defenses": None}
-    try:
-        outline = outline_model(
-            checkpoint="random",
-            img_size=cell.pixels,
-            patch_size=int(found["patch"]),
-            embed_dim=int(found["width"]),
-            depth=int(found["depth"] or UNKNOWN_DEPTH),
-            num_heads=int(found["heads"] or 1),
-            position_embedding="none" if found["table"] else cell.position_embedding,
-            first_block=cell.first_block,
-            **masks,
-        )
-        # no attack reads what this outline lacks, such as DAL; nor is anything sent of a parameter
-        # that the model itself lacks, whose rows are failures
-        there = {name for name, _ in outline.named_parameters()}
-        facts["withhold"] = tuple(n for n in cell.withhold.split(", ") if n in there)
-        config = ClientConfig(**{name: of for name, of in facts.items() if of is not None})
-    except UserError:  # of another version
-        return refused
-    variants = ModelVariants(outline, META)
-    recorded = "client_label" in cell.other  # nobody can alter its block 0 any more
-    for name in names:
-        attack = find_attack(name)
-        assert not isinstance(attack, Control)
-        asked = Cell(
-            *(cell.model, cell.setting, cell.gamma, cell.dtype),  # type: ignore[arg-type]
-            *(AttackConfig(name), None, None, config),
-        )
-        altered = refused_by_block(outline, attack) if recorded else None
-        if altered or foreseen(variants, asked, attack.needs):
-            refused.add(name)
-    return refused
+    network = (cell.architecture or "").lower()
+    families = [family for family in FAMILIES if network.startswith(family)]
+    return [name for name in names if not any(lacks_parts(name, family) for family in families)]

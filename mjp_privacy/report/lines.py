@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from attacks import traits_of
-from attacks.budget import OVER, SECONDS, over_budget
+from attacks.budget import OVER
 from mjp_privacy.experiment.cell_facts import (
     AttackFacts,
     CellFacts,
@@ -48,7 +48,6 @@ STAGE = "stage_seconds."
 """How the names of columns begin that say how long a stage took for an image."""
 IMAGE = ("image_id", "status", "reason", "code", "group", "label_source")
 """The columns that are read of every image beside its scores."""
-NO_LABELS = "the images carry no true labels"
 NO_NUMBER = "its scores are not numbers"
 
 
@@ -99,42 +98,6 @@ def keys_of(frame: pd.DataFrame) -> list[Key]:
     return sorted(map(split, {*asked}))
 
 
-def long_rows(frame: pd.DataFrame, facts: Mapping[str, Any] | None = None) -> pd.DataFrame:
-    """A row for each image, metric and variant, by image, with the facts of the cell as columns.
-
-    An image that was attacked has every score, and the diagnostics that apply to it; one that was
-    not attacked or not scored has its status and reason in place of every score.
-    """
-    keys = keys_of(frame)
-    values = frame.reindex(columns=[f"{metric}.{variant}" for metric, variant in keys])
-    scores = values.to_numpy(np.float64)  # an image down, a metric across
-    of_images = frame.reindex(columns=IMAGE[1:]).astype(object).reset_index()
-    status, reason = (
-        np.repeat(of_images[[name]].to_numpy(), len(keys), axis=1) for name in ("status", "reason")
-    )
-    shown, known = np.full(scores.shape, True), ~np.isnan(scores)
-    none = np.full(len(frame), np.nan)
-    over, had = (frame.get(f"{name}.{DIAGNOSTIC}", none) for name in (OVER, SECONDS))
-    late = [over_budget(s) if o == 1 else "" for o, s in zip(over, had, strict=True)]
-    for at, (metric, variant) in enumerate(keys):
-        if variant == DIAGNOSTIC:
-            status[:, at], reason[:, at], shown[:, at] = "ok", late, known[:, at]
-        elif metric == "top1" and (unknown := ~known[:, at] & (status[:, at] == "ok")).any():
-            intact = None if variant == "intact" else frame.get("top1.intact")
-            other_model = intact is not None and intact[unknown].notna().any()
-            status[unknown, at], reason[unknown, at] = "unscored", NO_LABELS
-            if other_model or f"top1.{variant}" not in frame:
-                shown[:, at] = ~unknown
-    image, key = np.nonzero(shown)  # by image, then by metric
-    names = np.array(keys, dtype=object).reshape(-1, 2)[key]
-    rows: dict[str, Any] = {"image_id": of_images["image_id"].to_numpy()[image]}
-    rows |= {"metric": names[:, 0], "variant": names[:, 1], "value": scores[shown]}
-    rows |= {"status": status[shown], "reason": reason[shown]}
-    rows |= {name: of_images[name].to_numpy()[image] for name in IMAGE[3:]}
-    more = {n: v for n, v in (facts or {}).items() if not isinstance(v, (list, tuple, dict))}
-    return pd.DataFrame(more | rows, columns=[*rows, *(name for name in more if name not in rows)])
-
-
 # facts --------------------------------------------------------------------------------------------
 
 DEFAULTS: Mapping[str, Scalar] = {"role": "attack", "uploads": 1, **defaults_of(ClientFacts)}
@@ -161,13 +124,14 @@ def fact(columns: Mapping[str, Any], key: str) -> Scalar:
     return value
 
 
-def target_of(cell: CellFacts) -> tuple[tuple[str, Scalar], ...]:
-    """What is attacked: every fact except those of the attack and of the command.
+def target_of(cell: CellFacts, without: Collection[str] = ()) -> tuple[tuple[str, Scalar], ...]:
+    """What is attacked: every fact except those of the attack and of the command, and `without`
+    those in which two targets may differ and still be alike.
 
     Facts that `CellFacts` has no field for count as well, so that two different clients are never
     taken for one.
     """
-    keys = sorted({*cell.columns} - ATTACK_FACTS - {*columns_of(CommandFacts)})
+    keys = sorted({*cell.columns} - ATTACK_FACTS - {*columns_of(CommandFacts), *without})
     return tuple((key, value) for key in keys if (value := fact(cell.columns, key)) is not None)
 
 

@@ -6,22 +6,16 @@ where it does not hold. Equal sentences of several lines become one.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-
 from mjp_privacy.core.schema import size_text
 from mjp_privacy.core.text import counted, first_of, shown
-from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
 from mjp_privacy.models.sizes import PAPERS_SIZE
-from mjp_privacy.report.figures import ceiling_distance, paper_row, rank_bound
-from mjp_privacy.report.flags import DIGITS
-from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, scores_of
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
 
 REASONS_SHOWN = 30
@@ -29,27 +23,9 @@ NAMED = 3
 """Files that are called by their names."""
 NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
-WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note
 FEW = 10
 """Images below which intervals are said to be too narrow: of ten normal values a percentile
 bootstrap of 95 % covers the mean in 89 % of cases, of five in 84 %, of two in 50 %."""
-
-CAVEATS = (
-    "Row (3), DeiT-S+MJP (w/o) in setting (a), repeats all five scores of row (2), DeiT-S+MJP in "
-    "setting (b) (.1043 .0059 11.66 .4493 .6519); only the accuracy differs (40.6 and 62.9). At "
-    "least one of the two rows is a copy, so a difference from either proves nothing.",
-    "γ of settings (b) and (c): the poster's caption says .27; the authors' eval.py and the "
-    "supplement's figures of the same attack say .9. The printed accuracies fit .9: 18.7 for ViT-S "
-    "and 36.0 for DeiT-S, where a ViT-Ti on shuffled patches keeps 77.7 % at .27, 58.8 at .5 "
-    "and 27.3 at .9 (top-1, 600 ImageNet photographs). Lines at .9 are therefore to be read first "
-    "beside the paper's figures, those at .27 as the caption's.",
-    "The paper says 1K validation images, one per class; 999 were released.",
-    "The paper's FFT2D multiplies the two spectra without conjugation, which compares with the "
-    "image reflected through its centre.",
-    "Its PSNR is a mean of per-image PSNRs: it lies up to 6 dB above the PSNR of the mean MSE "
-    "printed beside it, so the distributions are heavy-tailed.",
-)
-"""Inconsistencies and open questions in the paper's own table, printed in every report."""
 
 Note = Callable[[Line], Iterable[str]]
 """The sentences of one subject that hold of a line."""
@@ -67,7 +43,7 @@ def all_notes(
     lines: Sequence[Line], derived: Sequence[DerivedLine] = (), remarks: Sequence[str] = ()
 ) -> tuple[Section, ...]:
     """The sections that have at least one note, in the order they are printed."""
-    choices = [*map(choice_sentence, derived), *grouped([*lines, *derived], missing_images)]
+    choices = [*map(choice_sentence, derived)]
     controls = [line for line in lines if line.cell.role in ("floor", "ceiling")]
     if controls:
         choices.append(
@@ -87,7 +63,6 @@ def all_notes(
         "What differs from the paper's set-up": differences,
         "What bounds the scores": bounds,
         "Images and lines without a score": not_scored(lines),
-        "The paper's own table": CAVEATS if any(map(paper_row, lines)) else (),
         "How the figures are made": method(lines),
     }
     return tuple(Section(title, tuple(items)) for title, items in sections.items() if items)
@@ -138,18 +113,7 @@ def choice_sentence(line: DerivedLine) -> str:
     )
     if line.uploads > 1:
         said += f" Its attacks may use up to {line.uploads} uploads of one image."
-    values = [member.scored(line.rule.metric, line.rule.variant) for member in line.members]
-    compared = pd.concat(values, axis=1).count(axis=1)
-    if incomplete := int((compared < len(line.members)).sum()):
-        said += f" For {incomplete} of these at least one attack has nothing to compare."
     return said
-
-
-def missing_images(line: Line) -> Iterable[str]:
-    """Why images of a derived line have no reconstruction; other lines have their own section."""
-    if isinstance(line, DerivedLine):
-        for (status, reason), count in _lost(line).most_common(REASONS_SHOWN):
-            yield f"{counted(count, 'image')} {status}: {reason}"
 
 
 def _lost(line: Line) -> Counter[tuple[str, str]]:
@@ -167,7 +131,7 @@ def _images(line: Line) -> Iterable[str]:
     if not cell.data_is_papers:
         yield (
             f"Images: {cell.data or 'images of unknown origin'}; not declared to be the paper's "
-            "(--data-is-papers), so table.csv has none of its figures beside them."
+            "(--data-is-papers)."
         )
     if line.groups is not None:
         yield (
@@ -182,11 +146,6 @@ def _images(line: Line) -> Iterable[str]:
 
 def _model(line: Line) -> Iterable[str]:
     cell = line.cell
-    if cell.checkpoint:
-        digest = re.fullmatch(r"[0-9a-f]{64}", str(cell.checkpoint_sha))
-        sha = f", sha256 {digest[0][:12]}" if digest else ""
-        architecture = f" ({cell.architecture})" if cell.architecture else ""
-        yield f"{cell.model}{architecture}: weights from {cell.checkpoint}{sha}."
     if cell.resize:
         mean, std = (
             "/".join(f"{n:g}" for n in dict.fromkeys(numbers or ()))
@@ -201,30 +160,9 @@ def _model(line: Line) -> Iterable[str]:
         yield f"Input size {size_text(cell.pixels)}; the paper's is {PAPERS_SIZE}."
 
 
-def _victim(line: Line) -> Iterable[str]:
-    if line.cell.victim != "april_block":
-        return
-    if line.cell.first_block == "closed_form":
-        yield (
-            f"{line.cell.model} was trained with the block that {line.attack} needs (no "
-            "norm1, no residuals in block 0), so that Acc. altered equals Acc."
-        )
-    else:
-        yield (
-            f"{line.attack} needs a client whose block 0 has neither norm1 nor residuals: the "
-            "model is altered in this way, with weights trained for the intact one. Acc. is that "
-            "of the intact model on the line's input, as the paper prints it, Acc. altered that of "
-            "the attacked one, both in float32."
-        )
-
-
 def _client(line: Line) -> Iterable[str]:
     cell = line.cell
-    yield (
-        f"Client gradients in {cell.dtype}; the paper does not state the precision, its code "
-        "defaults to float32."
-    )
-    facts = {"mode": cell.mode, "loss": cell.loss, "batch": cell.batch}
+    facts = {"dtype": cell.dtype, "mode": cell.mode, "loss": cell.loss, "batch": cell.batch}
     parts = [f"{name} {value}" for name, value in facts.items() if value is not None]
     if cell.dal is not None:
         parts.append("DAL in the loss" if cell.dal else "no DAL in the loss")
@@ -237,7 +175,7 @@ def _client(line: Line) -> Iterable[str]:
     yield from (str(note) for note in cell.notes or ())
 
 
-DIFFERENCES: tuple[Note, ...] = (_images, _model, _victim, _client)
+DIFFERENCES: tuple[Note, ...] = (_images, _model, _client)
 
 
 # what limits the scores besides a defence: algebra, rounding, unequal or missing images -----------
@@ -277,33 +215,6 @@ def _unshuffled(line: Line) -> Iterable[str]:
         )
 
 
-def _linear_system(line: Line) -> Iterable[str]:
-    """Of an attack that inverts a system A: whether A has zero rows, or else whether there is a gap
-    below the ceiling that nothing but rounding explains."""
-    cell, condition = line.cell, line.scored("cond_a", DIAGNOSTIC)
-    if cell.dtype not in DIGITS or not rank_bound(line) or condition.empty:
-        return
-    singular = int((line.scored("zero_rows", DIAGNOSTIC).reindex(condition.index) > 0).sum())
-    approximate = cell.pseudo_gradient != CellFacts.pseudo_gradient
-    altered = approximate or bool(cell.defenses or cell.position_noise)
-    gap, bits = ceiling_distance(line), DIGITS[cell.dtype]
-    if singular:
-        masks_alone = bool(cell.gamma) and "top_k" not in cell.defenses
-        yield (
-            f"{line.attack}, {cell.dtype}: A has zero rows"
-            f"{', those of shuffled patches,' if masks_alone else ''} on {singular} of "
-            f"{len(condition)} images: the upload holds no gradient there, which no precision can "
-            "restore."
-        )
-    elif gap > WORTH_SAYING and not altered and (cell.batch or 1) == 1:
-        yield (
-            f"{line.attack}, {cell.dtype}: on average {gap:.2f} dB below the ceiling, "
-            "although no row of A is zero: exact gradients would reach it, so the gap is due to "
-            "rounding and not to a defence (cond(A) exceeds "
-            f"2^{bits} on {int((condition > 2.0**bits).sum())} of {len(condition)} images)."
-        )
-
-
 def _few(line: Line) -> Iterable[str]:
     """That intervals of means are too narrow, where they are of few images or photographs."""
     if 1 < line.units < FEW:
@@ -314,7 +225,7 @@ def _few(line: Line) -> Iterable[str]:
         )
 
 
-BOUNDS: tuple[Note, ...] = (unfinished, _few, _mixed_code, _unshuffled, _linear_system)
+BOUNDS: tuple[Note, ...] = (unfinished, _few, _mixed_code, _unshuffled)
 
 
 # how scores become figures; printed with every report, so that it can stand alone ----------------
@@ -333,8 +244,6 @@ def method(lines: Sequence[Line]) -> list[str]:
         f"Figures are mean [low, high]: a {LEVEL:.0%} percentile bootstrap interval of the mean "
         f"over {unit}, {resampled}; – for a single one. Shares (Acc., counts) have Wilson's "
         f"interval{of_crops}. None says anything about other checkpoints, shuffles or seeds.",
-        f"Means and medians of PSNR are of min(PSNR, {PSNR_CAP:.0f}) per image; exact images are "
-        "equal to the compared one in every 8-bit value.",
         "With float32 gradients APRIL's score of one image changes by up to about 2 dB with the "
         "machine and the number of images computed together; means change by a few tenths, which "
         "the intervals do not include. With float64 it does not change.",
@@ -365,12 +274,7 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
                 status, reason = "not run", "the run ended before; run the same command again"
             whole.setdefault((status, reason), []).append(line)
         counts = _lost(line)
-        scored = any(variant in OF_PICTURE for _, variant in line.keys)
-        top1 = [name for name in scores_of(line.frame) if name.startswith("top1.")]
-        if scored and line.cell.true_labels is not False and top1:
-            unknown = (line.frame["status"] == "ok") & line.frame[top1].isna().all(axis=1)
-            counts["unscored", NO_LABELS] += int(unknown.sum())
-        for pair, count in (+counts).items():  # those above 0
+        for pair, count in counts.items():
             if pair != (line.status, line.reason):
                 single.setdefault(pair, {})[line] = count
     sentences = [*_without_rows(lines)]

@@ -5,7 +5,7 @@ The files are PNG, 8 bit, lossless, for eyes and for any other scorer:
     pictures/<client>/original/<image>.png    the private images, where they are known
     pictures/<client>/fed/<image>.png         the same as the client fed them, shuffled or not
     pictures/<client>/<attack>/<image>.png    what the attack made of them
-    pictures/index.csv                        what each file is, and the scores stored in the run
+    pictures/index.csv                        what each file is
 
 Values are rounded as for the paper's variant of the metrics, which is what a scorer of files sees:
 
@@ -29,10 +29,9 @@ import io
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import chain, count, islice
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -50,16 +49,14 @@ from mjp_privacy.report.text import capped
 from mjp_privacy.report.worst_case import DerivedLine
 
 INDEX = "index.csv"
-COLUMNS = ("client", "attack", "line", "image_id", "file", "psnr", "psnr_paper", "reference")
-"""psnr is the standard variant, on float32; psnr_paper is of the files. reference: what the scores
-compare the file with. Rows of private images have no line and no scores."""
+COLUMNS = ("client", "attack", "line", "image_id", "file", "reference")
+"""reference: what the scores of samples.csv compare the file with. Rows of private images have no
+line."""
 
 LIST = FileKind("the list of a report's pictures", "Write the report again.", 1 << 32)
 
 TRUTH = {"plain": "original", "input": "fed"}
 """The stored tensors of private images, and the folders they come into."""
-
-PSNR_COLUMNS = {"psnr": "standard", "psnr_paper": "paper"}
 
 SMALL_SIDE = 96
 """Pixels of a side up to which the page shows pictures without loss."""
@@ -91,13 +88,13 @@ def write_pictures(
         return []
     folder.mkdir(parents=True, exist_ok=True)
     index, written = folder / INDEX, dict[str, Path]()
-    images, clients = UniqueNames(), UniqueNames(taken=(INDEX,))
-    attacks: dict[str, UniqueNames] = {}  # by the client's folder
-    files = {}
+    files, given = dict[str, str](), set[str]()
     for image in sorted(wanted):
         suffix = PurePosixPath(image).suffix  # `class/photo` of `class/photo.JPEG`
         known = suffix if suffix.lower() in IMAGE_SUFFIXES else ""
-        files[image] = f"{images.of(image.removesuffix(known), key=image)}.png"
+        mark = hashlib.sha256(image.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+        files[image] = f"{unique(image.removesuffix(known), mark, given)}.png"
+    places, taken = dict[object, tuple[str, set[str]]](), {INDEX}
     with index.open("w", newline="", encoding="utf-8", errors="backslashreplace") as listed:
         table = csv.DictWriter(listed, COLUMNS, lineterminator="\n", restval="")
         table.writeheader()
@@ -106,12 +103,13 @@ def write_pictures(
             if not shown:
                 continue
             mark, client = f"line{line.number:03d}", client_names[line.number]
-            place = clients.of(client, key=(line.run, target_of(line.cell)), mark=mark)
-            names = attacks.setdefault(place, UniqueNames(taken=TRUTH.values()))
-            attack = names.of(line.attack, key=line.number, mark=mark)
-            scores = {n: line.scored("psnr", v).to_dict() for n, v in PSNR_COLUMNS.items()}
+            key = (line.run, target_of(line.cell))
+            if key not in places:  # the folder of the client, and the names in it
+                places[key] = unique(client, mark, taken), {*TRUTH.values()}
+            place, names = places[key]
+            attack = unique(line.attack, mark, names)
             of_image = {image: f"{place}/{{}}/{files[image]}" for image in shown}
-            for row, picture in _pictures(line, of_image, attack, scores):
+            for row, picture in _pictures(line, of_image, attack):
                 if row["file"] in written:
                     continue
                 row |= {"client": client}
@@ -129,7 +127,7 @@ def write_pictures(
 
 
 def _pictures(
-    line: Line, files: Mapping[str, str], attack: str, scores: Mapping[str, Mapping[str, float]]
+    line: Line, files: Mapping[str, str], attack: str
 ) -> Iterator[tuple[dict[str, Any], Tensor]]:
     """What is stored of each image, with its row of the index: the private pictures, then what the
     attack made of it. In the names of the files `{}` stands for the folder."""
@@ -144,9 +142,8 @@ def _pictures(
                 yield row, tensors[kind]
                 if not reference and target is not None and tensors[kind].equal(target):
                     reference = file.format(truth)
-        known = {name: of_image.get(image, "") for name, of_image in scores.items()}
         row = {"attack": line.attack, "image_id": image, "file": file.format(attack)}
-        yield row | known | {"line": line.number, "reference": reference}, tensors["images"]
+        yield row | {"line": line.number, "reference": reference}, tensors["images"]
 
 
 def pixels(image: Tensor) -> Pixels:
@@ -160,16 +157,9 @@ def pixels(image: Tensor) -> Pixels:
 
 def png(picture: Pixels) -> bytes:
     """The picture as a PNG."""
-    small = max(picture.shape) <= SMALL_SIDE  # the page and the files have the same ones
-    return (_png if small else _png.__wrapped__)(picture.tobytes(), picture.shape)
-
-
-@lru_cache(maxsize=2048)
-def _png(levels: bytes, shape: tuple[int, ...]) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    picture = np.frombuffer(levels, np.uint8).reshape(shape)
     Image.fromarray(picture).save(file, "png", compress_level=1)  # fastest
     return file.getvalue()
 
@@ -203,7 +193,7 @@ def remove_listed(folder: Path) -> None:
 # names of files ----------------------------------------------------------------------------------
 
 OF_A_REPORT = "[A-Za-z0-9][A-Za-z0-9._+-]{0,199}"
-"""What `UniqueNames` gives."""
+"""What `unique` gives."""
 
 LONGEST = 80
 EDGES = "._-+ "
@@ -223,30 +213,14 @@ def slug(text: str) -> str:
     return f"x_{name}" if DEVICES.fullmatch(name) else name or "unnamed"
 
 
-class UniqueNames:
-    """Gives every key a name of its own, also on a disk that takes upper and lower case for one:
-    after `names.of("a/b")`, which is `a_b`, `names.of("a:b")` is `a_b-` and eight digits."""
-
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._given: dict[object, str] = {}
-        self._used = {name.casefold() for name in taken}
-
-    def of(self, text: str, key: object = None, mark: str = "") -> str:
-        """The name for a text, the same one when it is asked again.
-
-        key   what the name belongs to, where two things may have the same text; None: the text
-        mark  what tells it from others of the same text; empty: digits of the text
-        """
-        key = text if key is None else key
-        if key not in self._given:
-            mark = mark or hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
-            marked = f"{slug(text)[: LONGEST - len(mark) - 1].strip(EDGES)}-{mark}"
-            cut = len(text) > LONGEST  # what was cut off may be what tells it from others
-            first = [marked] if cut else [slug(text), marked]
-            tries = chain(first, (f"{marked}-{n}" for n in count(2)))
-            self._given[key] = next(name for name in tries if name.casefold() not in self._used)
-            self._used.add(self._given[key].casefold())
-        return self._given[key]
+def unique(text: str, mark: str, taken: set[str]) -> str:
+    """A name for the text that is not taken, nor on a disk that takes upper and lower case for one:
+    `a_b`, or with the mark `a_b-line002`."""
+    name = slug(text)
+    while name.casefold() in taken:
+        name, mark = f"{slug(text)[: LONGEST // 2].strip(EDGES)}-{mark}", f"{mark}+"
+    taken.add(name.casefold())
+    return name
 
 
 # on the page --------------------------------------------------------------------------------------
@@ -267,35 +241,28 @@ MOST_BYTES = 8_000_000  # of data URIs; the whole page stays below 15 MB
 LARGEST_SIDE = 192
 
 
-OF_LINES = ("lines", "fed", "masks", "originals")
-"""What is kept of each line of an image."""
-
-
 @dataclass(frozen=True)
 class Shown:
-    """One private image with what every line made of it, as keys of `Gallery.pictures`."""
+    """One private image with what every line made of it."""
 
     image_id: str
     strip: bool  # one of the pictures at fixed quantiles that stand in the card's strip
-    originals: dict[int, str] = field(default_factory=dict)
-    """By line: two runs may have other pictures of the same name."""
-    lines: dict[int, str] = field(default_factory=dict)
-    """By line: its reconstruction."""
-    fed: dict[int, str] = field(default_factory=dict)
-    """By line: what its client fed, where that is not the original."""
-    masks: dict[int, str] = field(default_factory=dict)
-    """By line: "01/10", a digit for each patch, row by row; 1: masked."""
+    lines: dict[int, dict[str, str]] = field(default_factory=dict)
+    """By line the keys of `Gallery.pictures` of what the attack `made`, of the `original` and of
+    what its client `fed`, where that is another picture; and the `mask`, "01/10", a digit for each
+    patch, row by row. Two runs may have other originals of the same name."""
 
     def original(self, line: Line | None = None) -> str | None:
         """The private image that the line attacked, or else the first of this name; None without
         truth."""
-        first = next(iter(self.originals.values()), None)
-        return first if line is None else self.originals.get(line.number, first)
+        every = [kept["original"] for kept in self.lines.values() if "original" in kept]
+        own = {} if line is None else self.lines.get(line.number, {})
+        return own.get("original", next(iter(every), None))
 
     def as_fed(self, line: Line | None) -> str | None:
         """What the line's client fed: the original, unless that is another picture."""
-        fed = None if line is None else self.fed.get(line.number)
-        return fed or self.original(line)
+        own = {} if line is None else self.lines.get(line.number, {})
+        return own.get("fed", self.original(line))
 
     def of(self, line: Line) -> dict[str, Tensor]:
         """The pictures of a line of this image by their keys, which it notes."""
@@ -303,23 +270,20 @@ class Shown:
         if "images" not in stored:
             return {}
         plain, fed = stored.get("plain"), stored.get("input")
-        kinds = {"lines": (f"{line.number}", stored["images"])}
+        kinds = {"made": (f"{line.number}", stored["images"])}
         if plain is not None:
-            kinds["originals"] = (f"original {_digest(plain)}", plain)
+            kinds["original"] = (f"original {_digest(plain)}", plain)
         if fed is not None and (plain is None or not fed.equal(plain)):
             kinds["fed"] = (f"fed {_digest(fed)}", fed)
+        keys = {kind: f"{what}/{self.image_id}" for kind, (what, _) in kinds.items()}
+        self.lines[line.number] = {**keys}
         mask = stored.get("mask", stored.get("named_mask"))  # the attacker's, without truth
         if mask is not None:
             height, width = stored["images"].shape[-2:]
             across = round(math.sqrt(mask.numel() * width / height))
             rows = ("".join("01"[int(hidden)] for hidden in row) for row in mask.split(across))
-            self.masks[line.number] = "/".join(rows)
-        found = {}
-        for kind, (what, image) in kinds.items():
-            key = f"{what}/{self.image_id}"
-            getattr(self, kind)[line.number] = key
-            found[key] = image
-        return found
+            self.lines[line.number]["mask"] = "/".join(rows)
+        return {keys[kind]: image for kind, (_, image) in kinds.items()}
 
 
 @dataclass(frozen=True)
@@ -355,9 +319,8 @@ def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:
         gallery.shown.append(shown)
         for line in derived:
             source = line.source(shown.image_id)
-            for values in (getattr(shown, kind) for kind in OF_LINES):
-                if source is not None and source.number in values:
-                    values[line.number] = values[source.number]
+            if source is not None and source.number in shown.lines:
+                shown.lines[line.number] = shown.lines[source.number]
     return gallery
 
 

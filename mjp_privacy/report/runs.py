@@ -7,20 +7,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
-from itertools import islice
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 import yaml
 
-from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import check_each_once, check_own, is_locked
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.core.read import FileKind, is_there, json_lines, reason, yaml_value
-from mjp_privacy.core.text import counted, first_of, plain, shown
+from mjp_privacy.core.read import FileKind, reason, yaml_value
+from mjp_privacy.core.text import first_of, plain, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
-from mjp_privacy.experiment.run_folder import LOG
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.tensor_files import check_digest
 from mjp_privacy.report.lines import Line, read_frame
@@ -28,7 +26,6 @@ from mjp_privacy.uploads.folder import REFUSED
 
 AGAIN = "Run the attack again; it continues where it stopped."
 EXPERIMENT = FileKind("the experiment of a run", "Run the attack again.", 1 << 24)
-RUN_LOG = FileKind("what a run said", "Take it away.", 1 << 30)
 
 
 @dataclass(frozen=True)
@@ -91,33 +88,12 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
                 f"REFUSED: {name}: {count} upload(s) could not be attacked and are in no figure. "
                 "`mjp check` names what is wrong with each; mended, the same attack takes them in."
             )
-        remarks += [f"DAMAGED: {name}: {words}" for words in _damaged_lists(store, known.lost)]
+        if known.lost:
+            remarks.append(
+                f"DAMAGED: {name}: {shown(known.lost)} is damaged or missing: cells are those of "
+                "its copy; a run lists them again"
+            )
     return Loaded(lines, remarks, damaged)
-
-
-def _damaged_lists(store: RunStore, lost: str) -> Iterator[str]:
-    """A sentence for each damaged file beside the rows; lost: the list of cells, if it is."""
-    if lost:
-        yield (
-            f"{shown(lost)} is damaged or missing: cells are those of its copy; a run lists them "
-            "again"
-        )
-    elif lists := [path.name for path in store.left_out if path.parent == store.root]:
-        yield f"{shown(lists[0])} is damaged: no figure depends on it; a run writes it again"
-    try:
-        _, lines = json_lines(store.root / LOG, RUN_LOG)
-        if lines:
-            first = f"the first is line {lines[0]}"
-            yield f"{LOG}: {counted(len(lines), 'damaged line')}, {first}; no figure depends on it"
-    except BadFile as error:
-        yield f"{LOG} ({error.got}): no figure depends on it"
-    for path in (store.root / "experiment.yaml", *sorted((store.root / "experiments").glob("*"))):
-        try:
-            if is_there(path):
-                check_digest(path, EXPERIMENT, needed=False)
-        except BadFile as error:
-            place = shown(path.relative_to(store.root))
-            yield f"{place} ({error.got}): the run of that experiment writes it again"
 
 
 # folders ------------------------------------------------------------------------------------------
@@ -125,50 +101,31 @@ def _damaged_lists(store: RunStore, lost: str) -> Iterator[str]:
 RUN = ("cells.*.parquet", "rows/*/*.parquet", "cells.json")
 """What makes a folder a run: one of these files; the last is that of an earlier version."""
 
-OTHERS = {
-    "index.html": "the folder of a report",
-    "uploads.jsonl": "a folder of uploads",
-    "metrics.jsonl": "the folder of a training or a federation",
-}
-"""What a folder is that holds one of these files."""
-
 NAMED = 5
-"""Runs inside a folder that are called by their paths."""
-
-MOST_LOOKED_AT = 1000
-"""Entries of a folder among which runs are looked for."""
+"""Damaged files that are called by their paths."""
 
 
 def check_folders(runs: Sequence[Path]) -> None:
     """Raise unless these are run folders, each of them once."""
     for run in runs:
-        inside: list[Path] = []
         try:
             if _is_run(run):
                 continue
             got = "it is a file" if run.exists() else "it does not exist"
             if run.is_dir():
-                entries = sorted(islice(run.iterdir(), MOST_LOOKED_AT))
-                inside = [path for path in entries if _is_run(path)]
-                known = [f"it is {words}" for name, words in OTHERS.items() if is_there(run / name)]
-                got = [*known, "it holds other files" if entries else "it is empty"][0]
+                got = "it holds other files" if any(run.iterdir()) else "it is empty"
         except (OSError, ValueError) as error:
             got = f"it cannot be used: {reason(error)}"
-        give = "Give the folder that was the --out of `mjp attack`."
-        if inside:
-            named = " ".join(shown(path) for path in inside[:NAMED])
-            more = f" … ({len(inside)} in all)" if len(inside) > NAMED else ""
-            give = f"Give what lies in it: {named}{more}."
         raise UserError(
-            f"{shown(run)} is not a run folder: expected cells.….parquet in it; {got}. {give}"
+            f"{shown(run)} is not a run folder: expected cells.….parquet in it; {got}. Give the "
+            "folder that was the --out of `mjp attack`."
         )
     check_each_once(runs, "run folders")
 
 
 def check_out(out: Path, runs: Sequence[Path], own: Collection[str]) -> None:
-    """Raise where a report cannot be written: over a run, among its rows and pictures, or among
-    files of other names than a report's own. RUN/report is a report's, whatever it holds; the runs
-    themselves may lie beside it."""
+    """Raise where a report cannot be written: in a run, except as RUN/report, whatever that holds,
+    or among files of other names than a report's own; the runs themselves may lie beside it."""
     wrong, place = "", Path()
     try:
         if out.exists() and not out.is_dir():
@@ -176,19 +133,16 @@ def check_out(out: Path, runs: Sequence[Path], own: Collection[str]) -> None:
         place = out.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # the last of a link to itself
         wrong = f"is {reason(error)}"
-    for run in [] if wrong else runs:
-        if place == run.resolve():
-            wrong = "is the run itself"
-        for part in ("rows", "experiments"):
-            if place.is_relative_to(run.resolve() / part):
-                wrong = f"lies among the {part} of the run"
+    roots = [run.resolve() for run in runs]
+    own_place = place in [root / "report" for root in roots]
+    if not own_place and not wrong and any(place.is_relative_to(root) for root in roots):
+        wrong = "lies in a run"
     if wrong:
         raise UserError(
             f"Expected a folder of its own for the report, but {shown(out)} {wrong}. "
             "Give another --out."
         )
-    roots = [run.resolve() for run in runs]
-    if place not in [root / "report" for root in roots]:
+    if not own_place:
         around = [root.relative_to(place).parts[0] for root in roots if place in root.parents]
         check_own(out, "mjp report", [*own, *map(escape, around)])
 
@@ -267,9 +221,7 @@ def provenance(configs: Sequence[RunConfig], lines: Sequence[Line]) -> tuple[tup
     last = {config.run: config for config in configs}
     for config in configs:
         of_run = f"{config.name}: " if len(last) > 1 else ""
-        prefix = of_run
-        if len(configs) > len(last):  # what tells the facts of one config from those of others
-            prefix += f"{plain(str(config.fields.get('name', config.file)))}: "
+        prefix = f"{config.file}: " if len(configs) > 1 else ""
         facts += [(f"{prefix}{name}", str(value)) for name, value in config.software.items()]
         digest = hashlib.sha256(config.text.encode()).hexdigest()
         known = (f"{prefix}config, sha256", digest)

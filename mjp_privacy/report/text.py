@@ -10,21 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
-from mjp_privacy.core.text import FORMULA_STARTS, formula_free
+from mjp_privacy.core.text import formula_free
 from mjp_privacy.metrics.statistics import DASH, PSNR_CAP, decimals_apart
 from mjp_privacy.report.figures import ARROWS, METRICS, TITLES, Table
 from mjp_privacy.report.lines import (
     CLIENT_FACTS,
     MARKS,
-    UNREADABLE,
     Line,
-    client_text,
-    long_rows,
     options_text,
     scalar_text,
+    scores_of,
 )
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.worst_case import RULES, DerivedLine
@@ -140,19 +137,10 @@ def gamma(value: float | None) -> str:
     return DASH if value is None or math.isnan(value) else f"{value:g}"
 
 
-def attack(record: Record) -> str:
-    """The attack's label, with a mark where the line is a control or an oracle selection."""
-    return f"{record['attack']}{MARKS.get(str(record['role']), '')}"
-
-
 def varying_columns_of(varying: Sequence[str]) -> list[Column]:
-    """The entries in which lines differ; several facts of the client share a column."""
-    client = [key for key in varying if key in CLIENT_FACTS]
-    client = client if len(client) > 1 else []
-    others = [key for key in varying if key not in client]
-    shared = [Column("client", lambda record: client_text(record, client), "l")] if client else []
-    titles = {key: COLUMN_TITLES.get(key, key.replace("_", " ")) for key in others}
-    return [*shared, *(Column(titles[key], partial(_varying_cell, key), "l") for key in others)]
+    """The entries in which lines differ."""
+    titles = {key: COLUMN_TITLES.get(key, key.replace("_", " ")) for key in varying}
+    return [Column(titles[key], partial(_varying_cell, key), "l") for key in varying]
 
 
 def _varying_cell(key: str, record: Record) -> str:
@@ -182,8 +170,10 @@ def records(table: Table) -> list[dict[str, Any]]:
     return [{str(k): v for k, v in row.items()} for row in table.frame.to_dict("records")]
 
 
-def main_table(table: Table, *, many_runs: bool, caption: str, title: str) -> TextTable:
-    """Every line of `table` with its counts, its scores and what bounds them."""
+def main_table(
+    table: Table, caption: str, beware: Mapping[int, str], *, many_runs: bool
+) -> TextTable:
+    """Every line of `table` with its counts, its scores, what bounds them and warnings by line."""
     rows = records(table)
     several_dtypes = len({row["dtype"] for row in rows}) > 1
     scores = [metric for metric in METRICS if metric != "psnr"]
@@ -193,7 +183,7 @@ def main_table(table: Table, *, many_runs: bool, caption: str, title: str) -> Te
         Column("Model", lambda r: r["model"], "l"),
         Column("Set.", lambda r: r["setting"], "l"),
         Column("γ", lambda r: gamma(r["gamma"]), "l"),
-        Column("Attack", attack, "l"),
+        Column("Attack", lambda r: r["attack"] + MARKS.get(r["role"], ""), "l"),
         Column("dtype", lambda r: r["dtype"], "l") if several_dtypes else None,
         *varying_columns_of(table.varying),
         Column("n", lambda r: r["n"]),
@@ -209,8 +199,9 @@ def main_table(table: Table, *, many_runs: bool, caption: str, title: str) -> Te
         Column("rank ceiling", lambda r: number(r["ceiling_mean"], 2)),
         Column("cond(A)", lambda r: condition(r["cond_a_median"])),
         Column("Remark", remark, "l") if any(map(remark, rows)) else None,
+        Column("beware", lambda r: beware.get(r["line"], ""), "l"),
     ]
-    return table_of(title, caption, columns, rows)
+    return table_of("Every line", caption, columns, rows)
 
 
 def _at_20(record: Record) -> str:
@@ -313,18 +304,11 @@ _LATEX = str.maketrans(
 )
 
 
-def latex(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
-    """The report as LaTeX, to be included in a document; its first line names the packages.
-
-    Every table is scaled to the width of the text.
-    """
-    parts = [r"% \usepackage{booktabs,graphicx,textcomp,xcolor}  \usepackage[T1]{fontenc}"]
-    parts += [latex_table(table) for table in tables]
-    for section in notes:
-        items = "\n".join(rf"  \item {latex_text(item)}" for item in section.items)
-        title = latex_text(section.title)
-        parts.append(f"\\paragraph{{{title}}}\n\\begin{{itemize}}\n{items}\n\\end{{itemize}}")
-    return "\n\n".join(parts) + "\n"
+def latex(tables: Sequence[TextTable]) -> str:
+    """The tables as LaTeX, to be included in a document, each scaled to the width of the text; the
+    first line names the packages."""
+    packages = r"% \usepackage{booktabs,graphicx,textcomp,xcolor}  \usepackage[T1]{fontenc}"
+    return "\n\n".join([packages, *map(latex_table, tables)]) + "\n"
 
 
 def latex_text(text: str) -> str:
@@ -382,43 +366,38 @@ def table_csv(tables: Sequence[Table], *, many_runs: bool) -> str:
 
 def csv_text(table: pd.DataFrame, *, header: bool = True) -> str:
     """A table as CSV for spreadsheets: no text in it begins like a formula."""
-    changed = {}
-    for name, column in table.items():
-        if pd.api.types.is_numeric_dtype(column):
-            continue
-        if any(
-            isinstance(cell, str) and cell.startswith(FORMULA_STARTS) for cell in column.unique()
-        ):
-            changed[str(name)] = [
-                formula_free(cell) if isinstance(cell, str) else cell for cell in column
-            ]
+
+    def safe(cell: Any) -> Any:
+        return formula_free(cell) if isinstance(cell, str) else cell
+
+    texts = [name for name in table if any(isinstance(x, str) for x in table[name].unique())]
+    changed = {str(name): table[name].astype(object).map(safe) for name in texts}
     return str(table.assign(**changed).to_csv(index=False, header=header, lineterminator="\n"))
 
 
 SAMPLE_COLUMNS = (
     *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
-    *("image_id", "metric", "variant", "value", "status", "reason"),
-    *("checkpoint_sha", "architecture", "trained_gamma", "position_embedding"),
-    *("victim", "engine", "attack_name", "role", "uploads", *CLIENT_FACTS, "round"),
-    *("label_source", "code", "group"),
+    *("image_id", "status", "reason", "checkpoint_sha", "architecture", "trained_gamma"),
+    *("position_embedding", "victim", "engine", "attack_name", "role", "uploads", *CLIENT_FACTS),
+    *("round", "label_source", "code", "group"),
 )
-"""The columns of samples.csv: the score, the facts of its cell, and what is known of its image."""
+"""The columns of samples.csv before its scores: of the cell, and what is known of the image."""
 
 
 def samples_csv(lines: Sequence[Line], *, many_runs: bool) -> str:
-    """Every row; of each line those of images that could not be read last."""
-    columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
-    parts: list[str] = []
+    """A row for each image of each line, as it is stored, with a column for each metric and
+    variant; a line without rows has its status and reason."""
+    parts, known = [], {*SAMPLE_COLUMNS, "run"}
     for line in lines:
+        rows = line.stored.reset_index()
+        if rows.empty:
+            rows = pd.DataFrame([{"status": line.status, "reason": line.reason}])
         every = {**line.cell.columns, "run": line.run}
-        facts = {name: every.get(name) for name in columns}
-        rows = long_rows(line.stored, facts)
-        if line.stored.empty:
-            facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
-            rows = pd.DataFrame([facts])
-        rows = rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
-        parts.append(csv_text(rows.reindex(columns=columns), header=not parts))
-    return "".join(parts)
+        parts.append(rows.assign(**{n: every[n] for n in every if n not in rows and n in known}))
+    scores = sorted({name for part in parts for name in scores_of(part)})
+    columns = [*SAMPLE_COLUMNS, *(["run"] if many_runs else []), *scores]
+    whole = (part.reindex(columns=columns) for part in parts)
+    return "".join(csv_text(part, header=not place) for place, part in enumerate(whole))
 
 
 def choices_csv(derived: Iterable[DerivedLine]) -> str:

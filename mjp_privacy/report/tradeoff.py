@@ -26,7 +26,6 @@ from mjp_privacy.core.drawing import (
     picture,
     stretch,
 )
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.clients import Client, circumstances, distinct_clients
@@ -37,9 +36,6 @@ from mjp_privacy.report.lines import DIAGNOSTIC, scalar_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-COLUMNS = ("label", "defence", "scope", "top1", "top1_low", "top1_high", "psnr", "low", "high", "n")
-
 
 FAMILIES = {
     **{"none": (colour(6), "s"), "MJP": (colour(0), "o"), "noise": (colour(1), "^")},
@@ -57,7 +53,6 @@ _KINDS = (
     (r"b?float\d+|int\d+|sign|quanti", "quantisation"),
     (r"withhold|positions|lora|train", "withheld"),
 )
-_SMALLER_IS_STRONGER = ("sparsification",)  # its number is the share of entries that is sent
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,6 @@ class TradeoffPoint:
 
     label: str
     family: str  # one of FAMILIES; any other is drawn as "other"
-    strength: float  # grows with the defence; NaN: stands in no order
     accuracy: float
     accuracy_low: float
     accuracy_high: float
@@ -107,34 +101,20 @@ def _interval(low: float, high: float) -> str:
     return f" [{low:.1f}, {high:.1f}]" if math.isfinite(low) and math.isfinite(high) else ""
 
 
-def family_and_strength(defence: str) -> tuple[str, float]:
-    """The family of a client and how strong its defence is, from its text in comparison.csv.
+def family_of(defence: str) -> str:
+    """The family of a client, from its text in comparison.csv.
 
-    family_and_strength("MJP γ=0.27; dal")  # ("MJP", 0.27)
-    family_and_strength("MJP γ=0.27; dal; int8")  # ("pairs with MJP", nan)
+    family_of("MJP γ=0.27; dal")  # "MJP"
+    family_of("MJP γ=0.27; dal; int8")  # "pairs with MJP"
     """
     parts = [part.strip() for part in defence.split(";") if part.strip()]
     own = [part for part in parts if part.split()[0] not in _RECIPE]
     if parts in ([], ["none"]):
-        return "none", math.nan
+        return "none"
     if len(own) < len(parts):
-        changed = any(part.startswith("plain_share") for part in parts)  # another recipe
-        strength = math.nan if own or changed else _number(parts[0])
-        return "pairs with MJP" if own else "MJP", strength
+        return "pairs with MJP" if own else "MJP"
     family = next((name for pattern, name in _KINDS if re.match(pattern, own[0])), "other")
-    if len(own) > 1 or family in ("withheld", "other"):
-        return family if len(own) == 1 else "other", math.nan
-    if family == "quantisation":
-        bits = re.search(r"\d+", own[0])
-        return family, 1 / int(bits.group()) if bits else 1.0
-    value = _number(own[0])
-    return family, -value if family in _SMALLER_IS_STRONGER else value
-
-
-def _number(text: str) -> float:
-    """The first number behind a space or an equals sign; NaN without one."""
-    found = re.search(r"[ =](\d*\.?\d+(?:e[+-]?\d+)?)", text)
-    return float(found.group(1)) if found else math.nan
+    return family if len(own) == 1 else "other"
 
 
 def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
@@ -153,15 +133,13 @@ def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
         leakage = summary(client.one_upload, "psnr", "standard")
         accuracy, _ = accuracies(client.one_upload)  # a share, with Wilson's interval
         point = TradeoffPoint(
-            client.title,
-            *family_and_strength(_defence(client)),
+            *(client.title, family_of(_defence(client))),
             *(100 * accuracy.mean, 100 * accuracy.low, 100 * accuracy.high),
             *(leakage.mean, leakage.low, leakage.high),
             n=leakage.n,
             not_scored=leakage.counts.total - leakage.n,
         )
-        ordered = any(p.family == point.family and p.strength == point.strength for p in points)
-        points.append(replace(point, strength=math.nan) if ordered else point)
+        points.append(point)
     drawable = [point for point in points if point.drawable]
     if len(drawable) < 3 or len({point.family for point in drawable}) < 2:
         return ()
@@ -189,12 +167,11 @@ def points_from_comparison(table: pd.DataFrame, scope: str) -> list[TradeoffPoin
     """The points of the table of `mjp compare`, of "1 upload" or "any number of uploads"."""
     return [
         TradeoffPoint(
-            str(row["label"]),
-            *family_and_strength(str(row["defence"])),
+            *(str(row["label"]), family_of(str(row["defence"]))),
             *(float(row["top1"]), float(row["top1_low"]), float(row["top1_high"])),
             *(float(row["psnr"]), float(row["low"]), float(row["high"])),
             n=int(row["n"]),
-            not_reached=0 if pd.isna(row.get("unreached")) else int(row["unreached"]),
+            not_reached=0 if pd.isna(row["unreached"]) else int(row["unreached"]),
         )
         for _, row in comparable(table, scope).iterrows()
     ]
@@ -203,15 +180,8 @@ def points_from_comparison(table: pd.DataFrame, scope: str) -> list[TradeoffPoin
 def comparable(table: pd.DataFrame, scope: str) -> pd.DataFrame:
     """The rows of a scope that differ in their defences only: of the federations with the
     smallest batch, those with the fewest local steps."""
-    missing = [name for name in COLUMNS if name not in table]
-    if missing:
-        raise UserError(
-            f"Expected the columns {', '.join(COLUMNS)} of `mjp compare`, but {', '.join(missing)} "
-            "is missing. Give the comparison.csv of its --out."
-        )
     for name in ("batch", "steps"):
-        if name in table:
-            table = table[table[name] == table[name].min()]
+        table = table[table[name] == table[name].min()]
     return table[table["scope"] == scope]
 
 
@@ -224,19 +194,6 @@ def pareto_front(points: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
         if not front or point.accuracy > front[-1].accuracy:
             front.append(point)
     return front
-
-
-def strength_lines(points: Sequence[TradeoffPoint]) -> list[list[TradeoffPoint]]:
-    """The points of each family in the order of their strength, where two or more have one."""
-    by_family: dict[str, list[TradeoffPoint]] = {}
-    for point in points:
-        if point.drawable and math.isfinite(point.strength):
-            by_family.setdefault(point.family, []).append(point)
-    return [
-        sorted(family, key=lambda point: point.strength)
-        for family in by_family.values()
-        if len(family) > 1
-    ]
 
 
 # drawn --------------------------------------------------------------------------------------------
@@ -256,8 +213,8 @@ PNG_WIDTH = 1080  # pixels
 
 CAPTION = (
     "Accuracy against the PSNR (standard, capped at 100 dB) of the best attack on each image: the "
-    "upper left is best. Light bars: 95 % intervals. Coloured lines join clients of one kind in "
-    "the order of strength. Steps: the Pareto front, clients that no other beats in both figures; "
+    "upper left is best. Light bars: 95 % intervals. Steps: the Pareto front, clients that no "
+    "other beats in both figures; "
     "it does not take the intervals into account. Dashed: "
     f"{THRESHOLDS[0]} dB, from which the content of a picture is usually recognisable."
 )
@@ -298,7 +255,7 @@ def draw_tradeoff(
     """
     shown = {name: [p for p in points if p.drawable] for name, points in panels.items()}
     tall = sum(30 + _height(points) for points in shown.values()) + 24
-    look: Look = {"dpi": 72 * PNG_WIDTH / WIDE, "layout": None, "few_colours": True}
+    look: Look = {"dpi": 72 * PNG_WIDTH / WIDE, "layout": None}
     with picture(path, WIDE / 72, tall / 72, **look) as figure:
         top = 0.0
         for name, points in shown.items():
@@ -324,9 +281,6 @@ def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: fl
             axes.axvline(level, color=MUTED, linewidth=1, linestyle=style)
             at: Look = {"transform": axes.get_xaxis_transform(), "ha": "center"}
             axes.text(level, 1.01, word, fontsize=FONT - 1, color=MUTED, **at)
-    for family in strength_lines(points):
-        corners = [(point.leakage, point.accuracy) for point in family]
-        axes.plot(*zip(*corners, strict=True), color=family[0].look[0], linewidth=1.6)
     if front := pareto_front(points):
         across = [front[0].leakage, *(point.leakage for point in front), axes.get_xlim()[1]]
         up = [axes.get_ylim()[0], *(point.accuracy for point in front), front[-1].accuracy]
@@ -357,28 +311,18 @@ def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: fl
 
 
 def _draw_numbers(axes: Axes, points: Sequence[TradeoffPoint]) -> None:
-    """The numbers of the points beside them, those of points that nearly meet beside the first;
-    below the point where numbers to the left would reach into them."""
+    """The numbers of the points beside them, those of points that nearly meet beside the first."""
     beside: dict[tuple[float, float], list[str]] = {}
     for number, point in enumerate(points, 1):
         place = (point.leakage, point.accuracy)
-        x, y = axes.transData.transform(place)
-        for known in beside:
-            left, down = axes.transData.transform(known)
-            meet = abs(left - x) < NEAR[0] and abs(down - y) < NEAR[1]
-            place = known if meet else place
-        beside.setdefault(place, []).append(f"{number}")
-    written: list[tuple[float, float]] = []  # where numbers to the left end, and how high
-    for place, numbers in sorted(beside.items()):
-        (x, y), text = axes.transData.transform(place), ", ".join(numbers)
-        wide = 0.65 * FONT * len(text)  # about, in the figure's units
-        at_end = x > axes.bbox.x1 - 40
-        begin = x - wide if at_end else x
-        above = not any(begin < end and abs(y + FONT - at) < FONT for end, at in written)
-        written.append((begin + wide, y + FONT if above else y - FONT))
+        away = {k: axes.transData.transform(k) - axes.transData.transform(place) for k in beside}
+        near = (k for k, (x, y) in away.items() if abs(x) < NEAR[0] and abs(y) < NEAR[1])
+        beside.setdefault(next(near, place), []).append(f"{number}")
+    for place, numbers in beside.items():
+        at_end = axes.transData.transform(place)[0] > axes.bbox.x1 - 40
         look: Look = {"textcoords": "offset points", "fontsize": FONT - 2}
-        look |= {"ha": "right" if at_end else "left", "va": "bottom" if above else "top"}
-        axes.annotate(text, place, (-5 if at_end else 5, 4 if above else -4), **look)
+        look["ha"] = "right" if at_end else "left"
+        axes.annotate(", ".join(numbers), place, (-5 if at_end else 5, 4), **look)
 
 
 def _scales(axes: Axes, points: Sequence[TradeoffPoint], floor: float) -> None:

@@ -60,7 +60,6 @@ OF_RECONSTRUCTION = (
 )
 """Columns beside the scores that are of a reconstruction; all others tell how the attack worked."""
 
-NO_PSNR = "its PSNR is not a number"
 NO_RESIDUAL = "no attack that reconstructed this image has a gradient residual to choose by"
 
 
@@ -191,21 +190,17 @@ def _frame(members: Sequence[Line], chosen: pd.Series[int]) -> pd.DataFrame:
 
 
 def _reasons(members: Sequence[Line], images: pd.Index) -> pd.DataFrame:
-    """Status and reason of images for which no member was chosen, as the members say them."""
-    tried: dict[str, list[tuple[str, str]]] = {}
+    """Status and reason of images for which no member was chosen: what its attacks ended with."""
+    tried: dict[str, set[str]] = {}
     for line in members:
         rows = line.frame.loc[line.frame.index.intersection(images)]
-        said = rows[["status", "reason"]].astype(object)
-        broken = (said["status"] == "ok") & rows.get("psnr.standard", said["status"]).isna()
-        said.loc[broken, "status"], said.loc[broken, "reason"] = "failed", NO_PSNR
-        for image, status, why in said.itertuples(name=None):
-            words = f"{line.attack} {status}: {why or 'no reason given'}"
-            tried.setdefault(image, []).append((status, words))
+        broken = (rows["status"] == "ok") & rows.get("psnr.standard", rows["status"]).isna()
+        for image, status in rows["status"].astype(object).mask(broken, "failed").items():
+            tried.setdefault(str(image), set()).add(status)
     reasons = {}
-    for image, outcomes in tried.items():
-        statuses = {status for status, _ in outcomes}
+    for image, statuses in tried.items():
         status = next((s for s in ("failed", "unscored") if s in statuses), "unsupported")
-        reasons[image] = status, "; ".join(words for _, words in outcomes)
+        reasons[image] = status, f"of its attacks: {', '.join(sorted(statuses))}"
         if "ok" in statuses:
             reasons[image] = "unsupported", NO_RESIDUAL
     return pd.DataFrame.from_dict(reasons, "index", dtype=object, columns=["status", "reason"])

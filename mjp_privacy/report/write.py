@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -22,7 +22,6 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from mjp_privacy.core.drawing import standalone
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
@@ -32,12 +31,11 @@ from mjp_privacy.report.card import card_notes, card_table, console_text
 from mjp_privacy.report.clients import images_of
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.figures import TITLES
-from mjp_privacy.report.flags import figure_flags
-from mjp_privacy.report.notes import Section, grouped, unfinished
-from mjp_privacy.report.pictures import OF_LINES, picture_score, remove_listed, write_pictures
+from mjp_privacy.report.notes import Section
+from mjp_privacy.report.pictures import picture_score, remove_listed, write_pictures
 from mjp_privacy.report.runs import check_out, commands, nothing_in_the_way, provenance
 from mjp_privacy.report.table5 import table5_csv
-from mjp_privacy.report.text import DASH, DECIMALS, TextTable, capped, number, percent
+from mjp_privacy.report.text import DASH, DECIMALS, capped, number, percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -77,14 +75,11 @@ def write_report(
     runs: Sequence[Path],
     out: Path,
     *,
-    everything: bool = False,
     pictures: Literal["shown", "all", "none"] = "shown",
 ) -> ReportSummary:
     """Write every file of the report of one run or several into `out`.
 
-    everything   every line, note and diagnostic in Markdown and LaTeX, not the answer alone
-    pictures     which reconstructions become files: those on the page (of float64 lines only if
-                 there are no others), all, or none
+    pictures   which reconstructions become files: those on the page, all, or none
     """
     check_out(out, runs, OWN)
     with one_thread(), Progress("reading rows", None, "cells", plain=False) as progress:
@@ -97,10 +92,10 @@ def write_report(
         then("choosing pictures", 0)
         _ = contents.gallery
         then("tables", 2)
-        _ = contents.tables  # what is wrong with a run is said before anything is written
+        _ = contents.tables, contents.table5  # what is wrong is said before anything is written
         with nothing_in_the_way(out), working_in(output_folder(out)):
             sweep(out)
-            files = _write_texts(contents, out, everything=everything)
+            files = _write_texts(contents, out)
             then("rows and charts", 1)
             files += _write_data(contents, out)
             then("pictures", 2)
@@ -123,12 +118,12 @@ def write_report(
 
 DOWNLOADS = {
     "table.md": "the answer and the tables in Markdown",
-    "table.tex": "the same in LaTeX",
+    "table.tex": "its tables in LaTeX",
     "table.csv": "every line at full precision, both variants of the metrics",
     "table5.md": "the paper's Table 5 of these runs in Markdown",
     "table5.tex": "the same in LaTeX",
     "table5.csv": "the same at full precision, with intervals and the paper's figures",
-    "samples.csv": "every stored row: image, metric, value, status, reason",
+    "samples.csv": "every stored row: image, status, reason, every metric",
     "choices.csv": "which attack the worst case took for each image",
     "rounds.csv": "PSNR against the number of uploads",
     "batches.csv": "exact pictures and PSNR against the batch",
@@ -140,32 +135,28 @@ MOST_ROWS = 200_000
 
 MADE = (
     *(name for name in DOWNLOADS if not name.startswith("pictures/")),
-    *(f"figures/{name}.svg" for name in ("success", "lpips", "ssim", "spread", "tradeoff")),
-    *("figures/uploads_*.svg", "figures/batches_*.svg", "figures/strip.png", "samples.txt"),
-    *("config.yaml", "config_*.yaml"),
+    *("figures/success.svg", "figures/tradeoff.svg", "figures/uploads_*.svg"),
+    *("figures/batches_*.svg", "config.yaml", "config_*.yaml"),
 )
-"""Names that a report gives to files, or gave: what an earlier one left is deleted."""
+"""Names that a report gives to files: what an earlier one left is deleted."""
 
 OWN = ("index.html", "pictures", "figures", *MADE)
 """All that lies in a report's folder."""
 
 
-def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Path]:
-    """table.md and table.tex: the card, the clients and the lines; on request all else too."""
+def _write_texts(contents: Contents, out: Path) -> list[Path]:
+    """table.md: the tables and notes of the page; table.tex: its tables."""
     card = contents.card
     first = [contents.table5] if contents.table5 else []
-    tables = [card_table(card), *first, *contents.comparisons, contents.main(folded=everything)]
-    tables += contents.details if everything else []
+    tables = [card_table(card), *first, *contents.comparisons, contents.main]
+    tables += [contents.tests] if contents.tests else []
+    tables += contents.details
     under = Section("Under which assumptions", card_notes(card))
-    owed = grouped(contents.lines, unfinished)
-    missing = Section("Images and lines without a score", (*owed, *contents.reasons))
-    more = "Diagnostics, float64 lines and further notes: index.html, or mjp report --all."
-    notes = contents.notes if everything else (missing, Section("More", (more,)))
-    sections = [section for section in (under, *notes) if section.items]
+    sections = [section for section in (under, *contents.notes) if section.items]
     answer = " ".join(filter(None, (card.verdict, card.assumptions, card.beside)))
     return [
         _write_text(out / "table.md", text.markdown(answer, tables, sections)),
-        _write_text(out / "table.tex", text.latex(tables, sections)),
+        _write_text(out / "table.tex", text.latex(tables)),
     ]
 
 
@@ -175,13 +166,13 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
     texts = {"table.csv": text.table_csv(contents.tables, many_runs=many)}
     if contents.table5 is not None:
         texts["table5.md"] = text.markdown(contents.card.verdict, [contents.table5], [])
-        texts["table5.tex"] = text.latex([contents.table5], [])
+        texts["table5.tex"] = text.latex([contents.table5])
         texts["table5.csv"] = table5_csv(contents.table5_rows)
     texts |= {config.file: config.text for config in contents.configs if config.fields}
     for name, table in (("rounds.csv", contents.points), ("batches.csv", contents.batches)):
         texts |= {name: text.csv_text(table)} if len(table) else {}
     charts = [chart for section in contents.charts.values() for chart in section]
-    texts |= {f"figures/{chart.name}.svg": standalone(chart.svg) for chart in charts}
+    texts |= {f"figures/{chart.name}.svg": chart.svg for chart in charts}
     if sum(len(line.images) * len(line.keys) for line in lines) <= MOST_ROWS:
         texts["samples.csv"] = text.samples_csv(lines, many_runs=many)
     if contents.derived:
@@ -197,9 +188,8 @@ def _write_text(path: Path, content: str) -> Path:
 
 def _write_pictures(contents: Contents, out: Path, *, every: bool) -> list[Path]:
     """The reconstructions, every one or those on the page; the index that lists them."""
-    single = [line for line in contents.lines if line.cell.dtype != "float64"]
     written = write_pictures(
-        contents.lines if every else single or contents.lines,
+        contents.lines,
         [shown.image_id for shown in contents.gallery.shown],
         out / "pictures",
         all_images=every,
@@ -209,9 +199,6 @@ def _write_pictures(contents: Contents, out: Path, *, every: bool) -> list[Path]
 
 
 # the page -----------------------------------------------------------------------------------------
-
-COUNTED = frozenset(("#", "n", "not scored", "pictures"))
-"""Columns of numbers that are no scores."""
 
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
@@ -235,8 +222,6 @@ def render_page(contents: Contents, downloads: Sequence[tuple[str, str]] = ()) -
         contents=contents,
         card=contents.card,
         gallery=contents.gallery,
-        lines=lines_table(contents),
-        folded={str(number) for number in folded_lines(contents)},
         images=images_of(contents.lines),
         downloads=downloads,
         provenance=provenance(contents.configs, contents.lines),
@@ -266,37 +251,14 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"number": number, "link": link, "figure": figure, "anchor": anchor}
-    found.filters |= {"without_score": without_score, "percent": percent}
+    found.filters |= {"number": number, "link": link, "figure": figure}
+    found.filters["percent"] = percent
     found.globals |= {"DASH": DASH, "CAP": PSNR_CAP, "share": share}
     found.globals["picture_score"] = picture_score
-    glossary = found.get_template("glossary.html.j2").module.GLOSSARY  # type: ignore[attr-defined]
-    terms = {name.casefold(): " ".join(text.split()) for name, text in glossary}
-    found.filters["linked"] = lambda text: linked(text, terms)
     return found
 
 
 # what templates write by --------------------------------------------------------------------------
-
-
-def anchor(term: str) -> str:
-    """Where the glossary explains a term: `term-setting-c`."""
-    return "term-" + re.sub(r"[^\w]+", "-", term.casefold()).strip("-")
-
-
-def linked(text: str, terms: Mapping[str, str]) -> Markup:
-    """A text, escaped, with each term of the glossary linked where it is said first."""
-    longest_first = "|".join(re.escape(name) for name in sorted(terms, key=len, reverse=True))
-    parts, end, seen = [], 0, set()
-    for match in re.finditer(rf"(?<![\w-])(?:{longest_first})(?![\w-])", text, re.I):
-        name = match[0].casefold()
-        if name not in seen:
-            seen.add(name)
-            link = Markup('<a class="term" href="#{}" title="{}">{}</a>')
-            parts += [Markup.escape(text[end : match.start()])]
-            parts += [link.format(anchor(name), terms[name], match[0])]
-            end = match.end()
-    return Markup("").join([*parts, Markup.escape(text[end:])])
 
 
 def figure(cell: str) -> Markup:
@@ -305,18 +267,6 @@ def figure(cell: str) -> Markup:
     if not (bracket and mean[:1].isdigit()):
         return Markup.escape(cell)
     return Markup("{}<small>{}{}</small>").format(mean, bracket.strip(), interval)
-
-
-def without_score(table: TextTable) -> list[int]:
-    """The rows whose scores are all missing, where others have some."""
-    columns = zip(table.header, table.align, strict=True)
-    scores = [
-        at for at, (title, align) in enumerate(columns) if align == "r" and title not in COUNTED
-    ]
-    empty = [
-        place for place, row in enumerate(table.rows) if all(row[at] in (DASH, "") for at in scores)
-    ]
-    return empty if len(empty) < len(table.rows) else []
 
 
 def share(count: int, of: int) -> str:
@@ -340,30 +290,10 @@ SCORES = {
 DIGITS = 6  # significant ones of a per-image score
 
 
-def folded_lines(contents: Contents) -> set[int]:
-    """The lines that the page shows on demand: controls, and float64 beside other precisions."""
-    lines = contents.every_line
-    single = any(line.cell.dtype != "float64" for line in contents.lines)
-    double = {line.number for line in lines if line.cell.dtype == "float64"} if single else set()
-    return double | {line.number for line in lines if line.cell.role in ("floor", "ceiling")}
-
-
-def lines_table(contents: Contents) -> TextTable:
-    """Every line, with what must not be taken at face value in words."""
-    table, flags = contents.main(folded=True), dict[str, str]()
-    for client in contents.clients:
-        for line in (*client.attacks, *client.derived):  # controls have none
-            words = (flag.words for flag in figure_flags(client, line))
-            flags[str(line.number)] = "; ".join(words)
-    rows = [(*row, flags.get(row[0], "")) for row in table.rows]
-    header = (*table.header, "beware")
-    return TextTable(table.title, table.caption, header, tuple(rows), table.align + "l")
-
-
 def page_data(contents: Contents) -> str:
-    """The text of `<script type="application/json">`: the scores of the pictures that the page
-    holds; pictures of the strip stand in the page."""
-    gallery, folded = contents.gallery, folded_lines(contents)
+    """The text of `<script type="application/json">`: the pictures that the page holds and their
+    scores."""
+    gallery = contents.gallery
     images = sorted(shown.image_id for shown in gallery.shown)
     lines: list[dict[str, Any]] = []
     for line in contents.every_line:
@@ -376,19 +306,9 @@ def page_data(contents: Contents) -> str:
         of_line: dict[str, Any] = {"number": line.number, "attack": line.title, "client": client}
         run = [line.run] if contents.loaded.many_runs else []
         of_line |= {"name": " · ".join([f"{line.number}", *run, client, line.title])}
-        of_line |= {"setting": line.cell.setting, "folded": line.number in folded}
+        of_line["setting"] = line.cell.setting
         of_line |= {"scores": scores, "exact": [int(image in exact) for image in images]}
         lines.append(of_line)
-    strip = set[str | None]()
-    for shown in gallery.shown:
-        if shown.strip and contents.strip is not None:
-            made = (shown.lines.get(line.number) for _, line in contents.strip)
-            strip |= {shown.original(contents.chooser), shown.as_fed(contents.chooser), *made}
-    shown_as = [
-        {"image_id": shown.image_id}
-        | {kind: list(getattr(shown, kind).items()) for kind in OF_LINES}  # lines are no JSON keys
-        for shown in gallery.shown
-    ]
     return script_json(
         {
             **{"cap": PSNR_CAP, "at_cap": capped(PSNR_CAP, 1)},
@@ -399,8 +319,8 @@ def page_data(contents: Contents) -> str:
                 if any(name in line["scores"] for line in lines)
             ],
             **{"lines": lines, "image_ids": images},
-            "shown": shown_as,
-            "pictures": [item for item in gallery.pictures.items() if item[0] not in strip],
+            "shown": [{"image_id": x.image_id, "lines": [*x.lines.items()]} for x in gallery.shown],
+            "pictures": [*gallery.pictures.items()],
         }
     )
 

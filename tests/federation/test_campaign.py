@@ -34,7 +34,7 @@ from mjp_privacy.models.sizes import LowRank
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.lines import Line, image_frame
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.tradeoff import family_and_strength
+from mjp_privacy.report.tradeoff import family_of
 from tests.helpers.federations import MJP, config, content, images, run, small_federation, task
 from tests.helpers.refusals import refused
 from tests.helpers.report_rows import rows_of
@@ -205,7 +205,7 @@ def test_a_client_of_low_rank_adapters_is_trained_recorded_and_named(
     (client, *_) = clients_of(load_runs([tmp_path / "attacked"]).lines)
     assert client.defended
     assert client.name == "plain, lora {rank: 2, targets: [qkv, fc1]}"
-    assert family_and_strength(defence_text(config(client=CLIENT)))[0] == "withheld"
+    assert family_of(defence_text(config(client=CLIENT))) == "withheld"
 
 
 def test_a_shorter_federation_records_in_proportion_and_says_what_is_not_there(

@@ -38,7 +38,8 @@ from PIL import Image
 from mjp_privacy import cli
 from mjp_privacy.core.machine import one_thread, one_thread_environment
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.lines import long_rows, read_frame
+from mjp_privacy.report.lines import read_frame
+from tests.helpers.runs import long_rows
 
 HOME = Path(__file__).parent / "oracle"
 

@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from attacks.budget import OVER, SECONDS, over_budget
 from mjp_privacy import load_model
 from mjp_privacy.experiment.run import RunSummary, run_experiment
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.lines import long_rows, read_frame
+from mjp_privacy.report.lines import DIAGNOSTIC, IMAGE, keys_of, read_frame
 
 SIDE, PATCH = 32, 8  # LPIPS needs 31 pixels
 KEYS = ["run_id", "image_id", "metric", "variant"]
@@ -32,6 +33,42 @@ TINY: dict[str, Any] = {
     "std": 0.5,
 }
 MJP = {**TINY, "unknown_embedding": True, "dal": "nonlinear"}
+
+
+def long_rows(frame: pd.DataFrame, facts: Mapping[str, Any] | None = None) -> pd.DataFrame:
+    """A row for each image, metric and variant, by image, with the facts of the cell as columns.
+
+    An image that was attacked has every score, and the diagnostics that apply to it; one that was
+    not attacked or not scored has its status and reason in place of every score.
+    """
+    keys = keys_of(frame)
+    values = frame.reindex(columns=[f"{metric}.{variant}" for metric, variant in keys])
+    scores = values.to_numpy(np.float64)  # an image down, a metric across
+    of_images = frame.reindex(columns=IMAGE[1:]).astype(object).reset_index()
+    status, reason = (
+        np.repeat(of_images[[name]].to_numpy(), len(keys), axis=1) for name in ("status", "reason")
+    )
+    shown, known = np.full(scores.shape, True), ~np.isnan(scores)
+    none = np.full(len(frame), np.nan)
+    over, had = (frame.get(f"{name}.{DIAGNOSTIC}", none) for name in (OVER, SECONDS))
+    late = [over_budget(s) if o == 1 else "" for o, s in zip(over, had, strict=True)]
+    for at, (metric, variant) in enumerate(keys):
+        if variant == DIAGNOSTIC:
+            status[:, at], reason[:, at], shown[:, at] = "ok", late, known[:, at]
+        elif metric == "top1" and (unknown := ~known[:, at] & (status[:, at] == "ok")).any():
+            intact = None if variant == "intact" else frame.get("top1.intact")
+            other_model = intact is not None and intact[unknown].notna().any()
+            status[unknown, at], reason[unknown, at] = "unscored", "the images carry no true labels"
+            if other_model or f"top1.{variant}" not in frame:
+                shown[:, at] = ~unknown
+    image, key = np.nonzero(shown)  # by image, then by metric
+    names = np.array(keys, dtype=object).reshape(-1, 2)[key]
+    rows: dict[str, Any] = {"image_id": of_images["image_id"].to_numpy()[image]}
+    rows |= {"metric": names[:, 0], "variant": names[:, 1], "value": scores[shown]}
+    rows |= {"status": status[shown], "reason": reason[shown]}
+    rows |= {name: of_images[name].to_numpy()[image] for name in IMAGE[3:]}
+    more = {n: v for n, v in (facts or {}).items() if not isinstance(v, (list, tuple, dict))}
+    return pd.DataFrame(more | rows, columns=[*rows, *(name for name in more if name not in rows)])
 
 
 def tiny(**changes: Any) -> dict[str, Any]:

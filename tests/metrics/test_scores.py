@@ -1,7 +1,6 @@
 """The metrics against other people's code, against naive code, and where numbers end; what
 `score` takes and refuses; which weights LPIPS loads."""
 
-import hashlib
 from pathlib import Path
 
 import lpips as lpips_package
@@ -18,8 +17,7 @@ from torch import Tensor
 
 import mjp_privacy
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics import METRICS, lpips_backbone, prepare, score
-from mjp_privacy.metrics import pictures as lpips
+from mjp_privacy.metrics import METRICS, prepare, score
 from mjp_privacy.metrics.pictures import StructuralSimilarity, quantise
 
 WEIGHTS = Path(mjp_privacy.__file__).parent / "assets" / "alexnet_features_fp16.safetensors"
@@ -243,33 +241,3 @@ def test_refusals_name_what_came(case: str, monkeypatch) -> None:
     images, arguments, message = REFUSED[case]
     with pytest.raises(UserError, match=f"(?s){message}"):
         score(*images, **arguments)
-
-
-# LPIPS' weights -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["none", "whole", "cut off"])
-def test_lpips_prefers_torchvisions_own_file_if_whole(
-    kind: str, tmp_path: Path, monkeypatch, capfd, recwarn
-) -> None:
-    """And the weights of this package without one, in silence."""
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr(lpips, "backbone", lpips.backbone.__wrapped__)
-    monkeypatch.setattr(lpips, "_convolutions", lpips._convolutions.__wrapped__)
-    zeros = {name: torch.zeros_like(weight).float() for name, weight in load_file(WEIGHTS).items()}
-    torch.save(zeros, tmp_path / "file")
-    content = (tmp_path / "file").read_bytes()
-    file = tmp_path / "checkpoints" / f"alexnet-owt-{hashlib.sha256(content).hexdigest()[:8]}.pth"
-    file.parent.mkdir()
-    if kind != "none":
-        file.write_bytes(content if kind == "whole" else content[:1000])
-    monkeypatch.setattr(lpips, "TORCHVISION", file.name)
-    before = torch.random.get_rng_state()
-    scores = score(*np.random.default_rng(5).random((2, 1, 3, 32, 32)), metrics=["lpips"])
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert (scores["lpips", "standard"][0] == 0) == (kind == "whole")
-    assert lpips_backbone().startswith(file.name if kind == "whole" else WEIGHTS.name)
-    printed = capfd.readouterr()
-    assert (file.name in printed.err) == (kind == "cut off")
-    assert printed.out == ""
-    assert not [warning for warning in recwarn if issubclass(warning.category, UserWarning)]

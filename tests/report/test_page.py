@@ -118,13 +118,10 @@ def test_every_file_is_there_and_linked(page: Reader, written: tuple[Path, Repor
     assert made - {has["href"] for has, _ in page.found("a") if "download" in has} == {"index.html"}
 
 
-def test_each_picture_is_in_the_page_once(page: Reader) -> None:
-    in_data = {key for key, _ in page.data()["pictures"]}
-    in_page = [has["data-key"] for has, _ in page.found("img") if "data-key" in has]
-    assert in_data.isdisjoint(in_page)
-    assert len(in_page) == 3 * 5  # images times columns
-    every = {key for shown in page.data()["shown"] for _, key in shown["lines"]}
-    assert every <= in_data | set(in_page)
+def test_the_page_holds_the_pictures_that_it_shows(page: Reader) -> None:
+    kept = {key for key, _ in page.data()["pictures"]}
+    assert {lines["made"] for shown in page.data()["shown"] for _, lines in shown["lines"]} <= kept
+    assert len(list(page.found("img"))) == 3 * 5  # images times columns of the strip
     assert len(page.data()["shown"]) == 4
 
 
@@ -135,8 +132,6 @@ def test_the_script_gets_every_score(page: Reader) -> None:
         read = [math.inf if v == "Infinity" else v for v in known]
         assert read == [value for value in psnr if isinstance(value, float)]
     assert lines[2]["exact"] == [int(value == math.inf) for value in PSNR["pixel_lattice"]]
-    assert [number for number, line in lines.items() if line["folded"]][:2] == [4, 6]
-    assert "1 line without a score" in {text for _, text in page.found("summary")}
     assert [text for _, text in page.found("tr", id="line-5") if "failed" in text]
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.lines import long_rows, read_frame
-from tests.helpers.runs import flip
+from mjp_privacy.report.lines import read_frame
+from tests.helpers.runs import flip, long_rows
 from tools.convert_run import main
 
 OLD_RUN = Path(__file__).parents[1] / "golden" / "oracle" / "old_run.zip"

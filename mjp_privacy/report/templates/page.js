@@ -5,12 +5,8 @@ const DATA = JSON.parse(document.getElementById("page-data").textContent);
 const LINES = new Map(DATA.lines.map((line) => [line.number, line]));
 const PLACES = new Map(DATA.image_ids.map((id, place) => [id, place]));
 const PICTURES = new Map(DATA.pictures);
-for (const image of document.querySelectorAll("img[data-key]")) {
-  PICTURES.set(image.dataset.key, image.src);
-}
 const SHOWN = new Map(DATA.shown.map((picture) => [picture.image_id, {
-  ...picture, lines: new Map(picture.lines), masks: new Map(picture.masks), fed: new Map(picture.fed),
-  originals: new Map(picture.originals),
+  image_id: picture.image_id, lines: new Map(picture.lines),
 }]));
 
 const byId = (id) => document.getElementById(id);
@@ -78,8 +74,7 @@ function filterLines() {
   const rows = [...TABLE.tBodies[0].rows];
   for (const row of rows) {
     const text = row.textContent.toLowerCase();
-    row.hidden = (row.classList.contains("folded") && !byId("filter-folded").checked)
-      || !words.every((word) => text.includes(word))
+    row.hidden = !words.every((word) => text.includes(word))
       || chosen.some((s) => `=${row.cells[s.dataset.column].textContent.trim()}` !== s.value);
   }
   byId("lines-count").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} lines`;
@@ -124,7 +119,8 @@ function fillGallery() {
   if (number) kept.sort((a, b) => inOrder(psnr(a), psnr(b)));
   byId("gallery").replaceChildren(...kept.map((picture) => {
     const id = picture.image_id;
-    const key = number ? picture.lines.get(number) : [...picture.originals.values(), ...picture.lines.values()][0];
+    const every = [...picture.lines.values()];
+    const key = number ? picture.lines.get(number).made : every.find((kept) => kept.original)?.original ?? every[0].made;
     const exact = isExact(number, id);
     const said = !number ? id : exact ? "exact" : `${numberText(psnr(picture), DATA.metrics[0])} dB`;
     return element("figure", { class: exact ? "exact" : null },
@@ -155,15 +151,15 @@ function pictureFigure(id, name, attributes, box, ...below) {
   return element("figure", attributes, box, element("figcaption", {}, element("strong", {}, name), ...below));
 }
 
-function lineFigure(picture, number, key, chosen) {
-  const [line, id] = [LINES.get(number), picture.image_id];
+function lineFigure(id, number, kept, chosen) {
+  const line = LINES.get(number);
   const exact = isExact(number, id);
-  const target = (line.setting === "b" && picture.fed.get(number)) || picture.originals.get(number);
+  const target = (line.setting === "b" && kept.fed) || kept.original;
   const scores = DATA.metrics.map((metric) => [metric, score(number, metric.name, id)])
     .filter(([, value]) => !Number.isNaN(value));
-  const names = [exact && "exact", line.folded && "folded", number === chosen && "chosen"];
+  const names = [exact && "exact", number === chosen && "chosen"];
   return pictureFigure(id, line.attack, { class: names.filter(Boolean).join(" "), "data-line": number },
-    stage(key, `${id} from ${line.attack}`, target, picture.masks.get(number)),
+    stage(kept.made, `${id} from ${line.attack}`, target, kept.mask),
     exact ? element("b", { class: "warm" }, " exact") : null,
     element("div", {}, `${line.client} · line ${number}`),
     element("dl", {}, ...scores.map(([metric, value]) => element("div", {},
@@ -177,14 +173,17 @@ function openImage(id, chosen) {
   const dialog = byId("image-dialog");
   Object.assign(dialog.dataset, { image: id, line: chosen || "" });
   byId("image-title").textContent = id;
-  const fed = Map.groupBy ? Map.groupBy(picture.fed, ([, key]) => key) : new Map();
+  const [originals, fed] = [new Set(), new Map()];
+  for (const [number, kept] of picture.lines) {
+    if (kept.original) originals.add(kept.original);
+    if (kept.fed) fed.set(kept.fed, (fed.get(kept.fed) ?? new Set()).add(LINES.get(number).client));
+  }
   const other = ([number]) => Number(LINES.get(number).client !== LINES.get(chosen)?.client);
   const lines = [...picture.lines].sort((a, b) => other(a) - other(b) || a[0] - b[0]);
   byId("image-grid").replaceChildren(
-    ...[...new Set(picture.originals.values())].map((key) => pictureFigure(id, "original", {}, stage(key, `${id}: original`))),
-    ...[...fed].map(([key, pairs]) => pictureFigure(id, `fed by ${[...new Set(
-      pairs.map(([number]) => LINES.get(number).client))].join(", ")}`, {}, stage(key, `${id} as fed`))),
-    ...lines.map(([number, key]) => lineFigure(picture, number, key, chosen)));
+    ...[...originals].map((key) => pictureFigure(id, "original", {}, stage(key, `${id}: original`))),
+    ...[...fed].map(([key, clients]) => pictureFigure(id, `fed by ${[...clients].join(", ")}`, {}, stage(key, `${id} as fed`))),
+    ...lines.map(([number, kept]) => lineFigure(id, number, kept, chosen)));
   if (!dialog.open) dialog.showModal();
   document.querySelector("#image-grid .chosen")?.scrollIntoView({ block: "nearest" });
 }
@@ -223,7 +222,6 @@ function showAddress() {
   const row = /^#line-\d+$/.test(location.hash) && document.querySelector(location.hash);
   if (row?.hidden) {
     byId("filters").reset();
-    byId("filter-folded").checked = true;
     setTimeout(() => row.scrollIntoView({ block: "center" }));
   }
   const wanted = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
@@ -242,16 +240,6 @@ function markWide() {
   }
 }
 
-byId("copy").hidden = false;
-byId("copy").addEventListener("click", async () => {
-  try {
-    await navigator.clipboard.writeText(byId("reproduce").textContent);
-    byId("copied").textContent = "copied";
-  } catch {
-    getSelection().selectAllChildren(byId("reproduce"));
-    byId("copied").textContent = "selected: copy it with your keyboard";
-  }
-});
 document.documentElement.classList.add("js");
 buildLines();
 buildPictures();
