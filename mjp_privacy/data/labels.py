@@ -2,9 +2,11 @@
 
 1. the label file that the caller names
 2. `labels.csv` inside, with the header `file,label`
-3. synset folders: the ImageNet class index
+3. synset folders, or flat files named like n01440764_10026.JPEG: the ImageNet class index
 4. other class folders: their number if all their names are numbers, else their place when sorted
-5. nothing: the images carry no labels
+5. for flat ILSVRC2012_val_*.JPEG: val.txt, LOC_val_solution.csv or *synset_labels.txt, among the
+   images or beside their folder or zip
+6. nothing: the images carry no labels
 
 A folder around all images (such as `val/` in a zip of it) does not count as a class folder.
 """
@@ -12,11 +14,12 @@ A folder around all images (such as `val/` in a zip of it) does not count as a c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import MOST_LETTERS, FileKind, csv_rows
@@ -25,12 +28,17 @@ from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.files import Files
 
 # ------------------------------------------------------------------------------------------------
-# Label files: a CSV with a name and a label in each line, as its header says: one of NAMES, and
-# `label`, a class index or a synset. Kaggle's LOC_val_solution.csv has ImageId,PredictionString,
-# of which the first word counts.
+# Label files: a CSV, and the formats in which ImageNet's validation labels are published.
+#
+#     file,label[,...]                 or image, image_id, filename; a label is an index or a synset
+#     val.txt                          `name index`, indices 0..999 (Caffe)
+#     LOC_val_solution.csv             ImageId,PredictionString; the first synset counts (Kaggle)
+#     *synset_labels.txt               one synset per line, in order of the file names (TensorFlow)
+#     ILSVRC2012_validation_ground_truth.txt   refused: its ids are in another order (devkit)
+#
+# The format is recognised by the content, never by the file's name.
 
-NAMES = ("file", "image", "image_id", "filename", "imageid")
-KAGGLES = "predictionstring"
+FILE_COLUMNS = ("file", "image", "image_id", "filename")
 NUM_IMAGENET = 1000
 MOST_CLASSES = 1_000_000
 """Class indices stay below it."""
@@ -41,6 +49,24 @@ _SYNSET = re.compile(r"n[0-9]{8}")
 _INDEX = re.compile(r"[0-9]+")
 
 LabelSource = Literal["csv", "synset", "folder", "file", "none"]
+
+
+class Line(NamedTuple):
+    """One label as a file states it; no name where its place among the lines says whose it is."""
+
+    number: int
+    name: str | None
+    label: str
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """The content of a label file: labels by name, or in the order of the file names."""
+
+    origin: str
+    source: LabelSource
+    named: Mapping[str, int]
+    ordered: tuple[int, ...] = ()
 
 
 @cache
@@ -57,13 +83,8 @@ def is_synset(text: str) -> bool:
     return _SYNSET.fullmatch(text) is not None
 
 
-def parse_label_file(origin: str, content: bytes) -> dict[str, int]:
-    """The labels in the bytes of a label file, by name. UserError if it is none, if a name is empty
-    or has two labels, or if a label is neither an index nor one of ILSVRC 2012's synsets."""
-
-    def wrong(number: int, expected: str, got: str) -> UserError:
-        return UserError(f"{shown(origin)}, line {number}: expected {expected}, got {got}.")
-
+def parse_label_file(origin: str, content: bytes) -> LabelTable:
+    """The labels in the bytes of a label file; UserError if its format is none of the above."""
     if len(content) > LABEL_FILE.max_bytes:
         size = f"{len(content) >> 20} MiB, more than {LABEL_FILE.max_bytes >> 20} MiB"
         raise LABEL_FILE.refusal(Path(origin), size)
@@ -73,59 +94,120 @@ def parse_label_file(origin: str, content: bytes) -> dict[str, int]:
         raise LABEL_FILE.refusal(Path(origin), f"no UTF-8 text ({error})") from error
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > MOST_LETTERS:
-            raise wrong(number, "a name and its label", f"{len(line)} characters")
+            raise _wrong(origin, number, "a name and its label", f"{len(line)} characters")
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     header = {cell.strip().lower() for cell in first.split(",")}
-    if header.isdisjoint(NAMES) or header.isdisjoint(("label", KAGGLES)):
+    most, source = MOST_CLASSES, "file"
+    if {"imageid", "predictionstring"} <= header:
+        lines = [line._replace(label=line.label.split(" ")[0]) for line in _cells(origin, text)]
+    elif "label" in header and not header.isdisjoint(FILE_COLUMNS):
+        lines, source = list(_cells(origin, text)), "csv"
+    elif is_synset(first):
+        lines = [Line(number, None, line) for number, line in _filled(text)]
+    elif _INDEX.fullmatch(first):
+        raise UserError(
+            f"{shown(origin)} holds bare numbers, like ILSVRC2012_validation_ground_truth.txt of "
+            "the devkit, which numbers classes in another order than models do. Give val.txt, "
+            "LOC_val_solution.csv, a list of synsets or a CSV `file,label`, or move it away."
+        )
+    elif _INDEX.fullmatch("".join(first.split(None)[1:][-1:])):
+        lines, most = [], NUM_IMAGENET
+        for number, line in _filled(text):
+            name, *index = line.rsplit(None, 1)
+            if not index or not _INDEX.fullmatch(index[0]):
+                raise _wrong(origin, number, "`name index`", shown(repr(line[:80])))
+            lines.append(Line(number, name, index[0]))
+    else:
         raise UserError(
             f"{shown(origin)} starts with {shown(repr(first[:80]))}; expected a CSV with the "
-            "header `file,label`, or Kaggle's `ImageId,PredictionString`."
+            "header `file,label`, which always works, lines of `name index`, Kaggle's "
+            "`ImageId,PredictionString`, or one synset per line."
         )
+    return _checked(origin, source, lines, most)  # type: ignore[arg-type]
+
+
+def _wrong(origin: str, number: int, expected: str, got: str) -> UserError:
+    """The error for one line of a label file."""
+    return UserError(f"{shown(origin)}, line {number}: expected {expected}, got {got}.")
+
+
+def _filled(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that hold something, with their numbers."""
+    stripped = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    return (entry for entry in stripped if entry[1])
+
+
+def _cells(origin: str, text: str) -> Iterator[Line]:
+    """The names and labels of a CSV: ours, with the first column of a name that is filled, or
+    Kaggle's."""
     table = text.lstrip("\r\n")
     above = text[: len(text) - len(table)].count("\n")  # empty lines before the header
     rows = csv_rows(table, Path(origin), LABEL_FILE, (), column=lambda name: name.strip().lower())
-    named: dict[str, int] = {}
     for number, row in rows:
-        written = next((row[column] for column in NAMES if row.get(column)), "")
+        name = next((row[column] for column in (*FILE_COLUMNS, "imageid") if row.get(column)), "")
+        label = row.get("label", row.get("predictionstring", ""))
+        yield Line(above + number, name, label.strip())
+
+
+def _checked(origin: str, source: LabelSource, lines: Sequence[Line], most: int) -> LabelTable:
+    """The table of these lines. UserError if a name is empty or has two labels, or if a label is
+    neither one of the 1000 synsets nor an index below `most`."""
+    named: dict[str, int] = {}
+    ordered = []
+    for number, written, text in lines:
+        if is_synset(text) and text in synset_indices():
+            label = synset_indices()[text]
+        elif _INDEX.fullmatch(text) and len(text) <= 20 and int(text) < most:
+            label = int(text)
+        else:
+            expected = f"a class index from 0 to {most - 1}, or one of ILSVRC 2012's 1000 synsets"
+            raise _wrong(origin, number, expected, shown(repr(text), 80))
+        if written is None:
+            ordered.append(label)
+            continue
         name = written.strip().replace("\\", "/").removeprefix("./")
         if not name:
-            raise wrong(above + number, "the name of an image", "none")
-        said = (row["label"] if "label" in row else row[KAGGLES].split(" ")[0]).strip()
-        if said in synset_indices():
-            label = synset_indices()[said]
-        elif _INDEX.fullmatch(said) and len(said) <= 20 and int(said) < MOST_CLASSES:
-            label = int(said)
-        else:
-            expected = f"a class index below {MOST_CLASSES}, or one of ILSVRC 2012's 1000 synsets"
-            raise wrong(above + number, expected, shown(repr(said), 80))
+            raise _wrong(origin, number, "the name of an image", "none")
         if named.setdefault(name, label) != label:
-            got = f"two, {named[name]} and {label}"
-            raise wrong(above + number, f"one label of {shown(name)}", got)
-    return named
+            expected = f"one label of {shown(name)}"
+            raise _wrong(origin, number, expected, f"two, {named[name]} and {label}")
+    return LabelTable(origin, source, named, tuple(ordered))
 
 
 # ------------------------------------------------------------------------------------------------
 # Assign the labels of a label file to the images that it names.
 
+NUM_VALIDATION = 50_000
+_VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.", re.IGNORECASE)
 _SHOWN = 5
 
 
-def match_labels(
-    origin: str, named: Mapping[str, int], image_ids: Sequence[str], wrapper: str
-) -> dict[str, int]:
+def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> dict[str, int]:
     """The label of every image by its id; UserError if any image has none.
 
     `wrapper`: a folder around all images ("val/") that the names in the file may leave out. Names
-    are compared as a whole, then without folders and ending.
+    are compared whole, without it, without their ending, and without their folders, until one way
+    gives every image a label.
     """
+    if table.ordered:
+        return _in_order(table, image_ids)
+
+    def without_suffix(name: str) -> str:
+        """a/b for a/b.png; pathlib's own raises for names such as "." and "..png"."""
+        path = PurePosixPath(name.removeprefix(wrapper))
+        return str(path).removesuffix(path.suffix)
+
     keys: tuple[Callable[[str], str], ...] = (
+        lambda name: name,
         lambda name: name.removeprefix(wrapper),
+        without_suffix,
+        lambda name: PurePosixPath(name).name,
         lambda name: PurePosixPath(name).stem,
     )
     found: dict[str, int] = {}
     for key in keys:
         by_key: dict[str, set[int]] = {}
-        for name, label in named.items():
+        for name, label in table.named.items():
             by_key.setdefault(key(name), set()).add(label)
         own = {image_id: key(image_id) for image_id in image_ids}
         if len(set(own.values())) < len(own):  # two images of one key
@@ -135,8 +217,8 @@ def match_labels(
         found = max(found, one, key=len)
     if missing := [image_id for image_id in image_ids if image_id not in found]:
         raise UserError(
-            f"{shown(origin)} leaves {len(missing)} of {len(image_ids)} images without a label: "
-            f"{some(missing)}; its {len(named)} names are {some([*named])}. "
+            f"{shown(table.origin)} leaves {len(missing)} of {len(image_ids)} images without a "
+            f"label: {some(missing)}; its {len(table.named)} names are {some([*table.named])}. "
             "Expected a line for each, with its path in the folder or zip: add lines."
         )
     return found
@@ -148,9 +230,33 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(shown(name, 100) for name in names[:_SHOWN]) + more or "none"
 
 
+def validation_number(image_id: str) -> int | None:
+    """17 for .../ILSVRC2012_val_00000017.JPEG; None for any other name."""
+    match = _VALIDATION_IMAGE.match(PurePosixPath(image_id).name)
+    return int(match[1]) if match else None
+
+
+def _in_order(table: LabelTable, image_ids: Sequence[str]) -> dict[str, int]:
+    """The k-th label for the k-th file name; with ImageNet's 50 000 labels, for image number k."""
+    numbers = [validation_number(image_id) or 0 for image_id in image_ids]
+    if len(table.ordered) == NUM_VALIDATION and all(numbers):
+        return {i: table.ordered[number - 1] for i, number in zip(image_ids, numbers, strict=True)}
+    if len(table.ordered) != len(image_ids):
+        raise UserError(
+            f"{shown(table.origin)} holds {len(table.ordered)} labels without names for "
+            f"{len(image_ids)} images; expected one for each. Give a CSV `file,label` instead."
+        )
+    by_name = sorted(image_ids, key=lambda image_id: (PurePosixPath(image_id).name, image_id))
+    return dict(zip(by_name, table.ordered, strict=True))
+
+
 # ------------------------------------------------------------------------------------------------
 # Which of the sources there is.
 
+_FLAT_LABEL_FILES = (
+    *("val.txt", "LOC_val_solution.csv", "*synset_labels.txt"),
+    "ILSVRC2012_validation_ground_truth.txt",
+)
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 
@@ -171,12 +277,12 @@ def find_labels(files: Files, image_ids: Sequence[str], label_file: Path | None)
             break
         wrapper += f"{parts[0]}/"
     if label_file is not None:
-        return _from_file(label_file, image_ids, wrapper)
+        return _from_table(_read(label_file), image_ids, wrapper)
     parents = PurePosixPath(wrapper).parts
     for depth in range(len(parents), -1, -1):
         base = "".join(parent + "/" for parent in parents[:depth])
         if base + "labels.csv" in files.names:
-            return _from_file(base + "labels.csv", image_ids, base, files)
+            return _from_table(_read(base + "labels.csv", files), image_ids, base)
     inner = {image_id: image_id.removeprefix(wrapper) for image_id in image_ids}
     tops = sorted({path.partition("/")[0] for path in inner.values() if "/" in path})
     if len(tops) > 1 and all(top.lower() in _SPLITS for top in tops):  # which are no classes
@@ -187,37 +293,59 @@ def find_labels(files: Files, image_ids: Sequence[str], label_file: Path | None)
     return (
         _from_synsets(files, inner)
         or _from_class_folders(inner)
+        or _from_validation_file(files, image_ids, wrapper)
         or Labels({}, "none", "The images carry no labels.")
     )
 
 
-def _from_file(
-    place: str | Path, image_ids: Sequence[str], wrapper: str, files: Files | None = None
-) -> Labels:
-    """From a label file, be it one of the images' folder or zip."""
-    origin = shown(place) if files is None else f"{files.path.name}/{place}"
+def _read(place: str | Path, files: Files | None = None) -> LabelTable:
+    """The table in a file, be it one of the images' folder or zip."""
+    if files is None:
+        return parse_label_file(shown(place), LABEL_FILE.bytes(Path(place)))
+    origin = f"{files.path.name}/{place}"
     try:
-        content = LABEL_FILE.bytes(Path(place)) if files is None else files.read(str(place))
+        return parse_label_file(origin, files.read(str(place)))
     except ImageError as error:
         raise UserError(
             f"Expected a label file, but {shown(origin)} {error.reason}. Replace it, or take "
             "it out."
         ) from error
-    by_image = match_labels(origin, parse_label_file(origin, content), image_ids, wrapper)
+
+
+def _from_table(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> Labels:
+    by_image = match_labels(table, image_ids, wrapper)
     count = len(set(by_image.values()))
-    named = "/".join(Path(origin).parts[-2:])  # no full paths of this machine in reports
+    named = "/".join(Path(table.origin).parts[-2:])  # no full paths of this machine in reports
     described = f"Labels come from {named} ({len(by_image)} images, {count} classes)."
-    return Labels(by_image, "csv", described)
+    return Labels(by_image, table.source, described)
+
+
+def _from_validation_file(files: Files, image_ids: Sequence[str], wrapper: str) -> Labels | None:
+    """For flat ILSVRC2012_val_* images: from a file among them, or beside their folder or zip."""
+    if not all(validation_number(image_id) for image_id in image_ids):
+        return None
+    for pattern in _FLAT_LABEL_FILES:
+        for name in files.names:
+            if fnmatch(name.removeprefix(wrapper), pattern):
+                return _from_table(_read(name, files), image_ids, wrapper)
+        for path in sorted(files.path.absolute().parent.glob(pattern)):
+            return _from_table(_read(path), image_ids, wrapper)
+    return None
 
 
 def _from_synsets(files: Files, inner: Mapping[str, str]) -> Labels | None:
-    """ImageNet class indices of synset folders; None without any. `inner`: paths in the wrapper."""
+    """ImageNet class indices of synset folders, or of synsets with which all flat files' names
+    start, as ImageNet's training images do; None without any. `inner`: paths in the wrapper."""
     synsets: dict[str, str | None] = {}
     for image_id, path in inner.items():  # the innermost folder named like a synset
         folders = PurePosixPath(path).parts[-2::-1]
         synsets[image_id] = next(filter(is_synset, folders), None)
+    where = f"of {len(set(synsets.values()))} synset folders"
     if not any(synsets.values()):
-        return None
+        synsets = {image_id: path.partition("_")[0] for image_id, path in inner.items()}
+        if not all(synset in synset_indices() for synset in synsets.values()):
+            return None
+        where = "of the synsets in the file names"
     strays = [image_id for image_id, synset in synsets.items() if not synset]
     unknown = sorted(set(filter(None, synsets.values())) - synset_indices().keys())
     if strays or unknown:
@@ -228,9 +356,7 @@ def _from_synsets(files: Files, inner: Mapping[str, str]) -> Labels | None:
             "for --labels names the classes of --data, --images and --from, of no other option."
         )
     by_image = {image_id: synset_indices()[str(own)] for image_id, own in synsets.items()}
-    count = len(set(synsets.values()))
-    described = f"Labels are the ImageNet class indices (0..999) of {count} synset folders."
-    return Labels(by_image, "synset", described)
+    return Labels(by_image, "synset", f"Labels are the ImageNet class indices (0..999) {where}.")
 
 
 def _from_class_folders(inner: Mapping[str, str]) -> Labels | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from attacks.equations import CERTAIN
 from mjp_privacy.core.schema import height_width
-from mjp_privacy.core.text import counted
+from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.source import IN_STEP_OF
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card import (
     Card,
     CardFigure,
@@ -60,6 +62,16 @@ def build_card(clients: Sequence[Client]) -> Card:
         not_tried=not_tried(attacked_ones(clients), row.client),
         would_change=would_change(row),
     )
+
+
+def of_several(card: Card, runs: Sequence[Path]) -> Card:
+    """The card of run folders; that one holds several experiments is said first."""
+    held = [RunStore(run).experiments for run in runs]
+    shared = [shown(first_of(names, 3)) for names in held if len(names) > 1]
+    if not shared:
+        return card
+    said = f"Several experiments share a folder ({'; '.join(shared)}). {card.verdict}"
+    return replace(card, verdict=said)
 
 
 def verdict(row: CardRow) -> str:
@@ -178,6 +190,8 @@ def beside(row: CardRow) -> str:
 
 def without_truth(client: Client) -> str:
     """What can be said of uploads whose private images are not known."""
+    from mjp_privacy.uploads.checks import MISNORMALISED
+
     who = f"the {client.name} client ({_batch(client)}{client.cell.dtype})"
     if all(line.has_truth for line in client.attacks):
         return f"Nothing that {who} leaks could be scored, although the private images are known."
@@ -187,6 +201,11 @@ def without_truth(client: Client) -> str:
         said += (
             f"; {certain} certain: no other picture solves the equations of the patch embedding, "
             "as far as mean, std and order of channels are as declared"
+        )
+    if doubted := _marked(client, MISNORMALISED):
+        said += (
+            f"; the pixels of {doubted} do not fit the declared mean and std, so that colours and "
+            "contrast are not the client's (`mjp check` says which fit)"
         )
     return f"{said}. The private images are not known here, so nothing was scored."
 

@@ -107,9 +107,10 @@ def attack(argv: list[str], usage: Usage) -> int:
 
 
 def _answer(run: Path) -> str:
-    from mjp_privacy.report.answer import build_card
+    from mjp_privacy.report.answer import build_card, of_several
     from mjp_privacy.report.card import console_card
     from mjp_privacy.report.clients import clients_of
     from mjp_privacy.report.runs import load_runs
 
-    return console_card(build_card(clients_of(load_runs([run]).lines)))
+    card = build_card(clients_of(load_runs([run]).lines))
+    return console_card(of_several(card, [run]))

@@ -13,7 +13,7 @@ from mjp_privacy.core.drawing import Chart
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import comparisons
-from mjp_privacy.report.answer import build_card
+from mjp_privacy.report.answer import build_card, of_several
 from mjp_privacy.report.card import HEADINGS, Card, every_client
 from mjp_privacy.report.clients import Client, attacked_ones, clients_of, derived_lines
 from mjp_privacy.report.curves import (
@@ -76,7 +76,7 @@ class Contents:
 
     @cached_property
     def card(self) -> Card:
-        return build_card(self.clients)
+        return of_several(build_card(self.clients), self.runs)
 
     @cached_property
     def strip(self) -> tuple[tuple[str, Line], ...] | None:

@@ -36,12 +36,19 @@ def flat(tmp_path: Path) -> Path:
     return make_images(tmp_path / "flat", ["a.png", "b.png", "c.png"])
 
 
+@pytest.fixture
+def val(tmp_path: Path) -> Path:
+    return make_images(tmp_path / "val", FLAT_VAL)
+
+
 FOLDERS: dict[str, tuple[list[str], str, list[int | None]]] = {
     "flat": (["a.png", "b.png"], "none", [None] * 2),
     "one plain folder": (["photos/a.png", "photos/b.png"], "none", [None] * 2),
     "beside folders": (["a.png", "cat/b.png", "dog/c.png"], "none", [None] * 3),
     "one synset": ([f"{SYNSETS[1]}/a.png"], "synset", [574]),
     "below": ([f"val/{synset}/images/0.png" for synset in SYNSETS], "synset", INDICES),
+    "file names": ([f"{synset}_3.JPEG" for synset in SYNSETS], "synset", INDICES),
+    "other file names": ([f"{SYNSETS[0]}_3.png", "n00000001_7.png"], "none", [None] * 2),
     "classes": (["cat/old/b.png", "cow/c.png", "dog/a.png"], "folder", [0, 1, 2]),
     "numbers": (["0/a.png", "10/c.png", "2/b.png"], "folder", [0, 10, 2]),
     "padded": (["001/a.png", "002/b.png"], "folder", [0, 1]),
@@ -127,9 +134,13 @@ WRONG: dict[str, tuple[str, str]] = {  # the text, and what of it the message na
     "open quote": (CSV + '"b.png,2\n', "labels.csv"),
     "zero byte": (CSV + "b.png\0,2\n", "zero byte"),
     "lines above": ("\n\nfile,label\na.png,x\x1b[2J\n", r"line 4.*'x\x1b[2J'"),
+    "val.txt, beyond": ("a.png 1000\n", "0 to 999"),
+    "val.txt, twice": ("a.png 1\na.png 2\n", "line 2"),
+    "val.txt, no index": ("a.png 1\n\nb.png\n", "line 3"),
     "kaggle, no synset": (KAGGLE + "a,\n", "line 2"),
-    "numbers alone, as in the devkit": ("490\n361\n171\n", "'490'"),
-    "val.txt": ("a.png 1\n", "'a.png 1'"),
+    "devkit": ("490\n361\n171\n", "val.txt"),
+    "val.txt, spaces": ("a.png 1\n" + f"a{' ' * 4000}b x\n" * 200, "line 2"),  # in no time
+    "synsets, too few": ("n01440764\n", "1 labels without names for 3 images"),
 }
 
 
@@ -147,7 +158,7 @@ def test_a_mistake_is_named_with_its_line(case: str, flat: Path) -> None:
 
 def test_label_files_that_cannot_be_read(flat: Path, tmp_path: Path) -> None:
     write(tmp_path / "labels.csv", CSV)
-    assert str(tmp_path / "label.csv") in error_of(flat, tmp_path / "label.csv")
+    assert "label.csv" in error_of(flat, tmp_path / "label.csv")
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
         assert path.name in error_of(flat, path)
@@ -167,19 +178,47 @@ def test_label_files_that_cannot_be_read(flat: Path, tmp_path: Path) -> None:
     assert "labels.csv a zip bomb" in error_of(path)
 
 
-# ImageNet's validation images ---------------------------------------------------------------------
+# ImageNet val, flat -------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("form", ["folder", "zip", "zipped folder"])
-def test_kaggles_label_file_is_known_by_its_header(tmp_path: Path, form: str) -> None:
-    """And may be of more images."""
-    val, synsets = make_images(tmp_path / "val", FLAT_VAL), [*SYNSETS, SYNSETS[0]]
-    rows = (
+OWN = [*SYNSETS, SYNSETS[0]]
+LABELS = [*INDICES, 0]
+FORMATS = {
+    "val.txt": "".join(f"{name} {at}\n" for name, at in zip(FLAT_VAL, LABELS, strict=True)),
+    "LOC_val_solution.csv": KAGGLE
+    + "".join(
         f"{Path(name).stem},{synset} 1 2 3 4 n01440764 5 6 7 8\n"
-        for name, synset in zip(FLAT_VAL, synsets, strict=True)
+        for name, synset in zip(FLAT_VAL, OWN, strict=True)
+    ),
+    "imagenet_2012_validation_synset_labels.txt": "\n".join(OWN) + "\n",
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("place", ["given", "inside", "beside", "zip", "beside zip", "in folder"])
+def test_flat_val_finds_its_label_file(val: Path, name: str, place: str) -> None:
+    outside = place == "given" or "beside" in place
+    table = write((val.parent if outside else val) / name, FORMATS[name])
+    if place == "given":
+        table = table.rename(table.with_name("anything.dat"))
+    prefix = "val/" if place == "in folder" else ""
+    path = zipped(val, prefix) if place in ("zip", "beside zip", "in folder") else val
+    given = table if place == "given" else None
+    assert labels_of(path, given) == dict(
+        zip([prefix + name for name in FLAT_VAL], LABELS, strict=True)
     )
-    table = write(tmp_path / "anything.dat", KAGGLE + "".join(rows))
+    assert source_of(path, given) == "file"
+
+
+def test_label_files_are_found_for_flat_val_alone_and_fit_a_part_of_it(
+    val: Path, flat: Path
+) -> None:
+    assert source_of(val) == "none"
+    write(flat / "val.txt", "notes 1\n")
+    assert source_of(flat) == "none"
+    devkit = write(val / "ILSVRC2012_validation_ground_truth.txt", "490\n361\n171\n822\n")
+    assert "val.txt" in error_of(val)  # its numbers are in another order
+    devkit.unlink()
     (val / FLAT_VAL[1]).unlink()
-    path = val if form == "folder" else zipped(val, "val/" if form != "zip" else "")
-    assert [*labels_of(path, table).values()] == [INDICES[0], INDICES[2], 0]
-    assert source_of(path, table) == "csv"
+    lines = [SYNSETS[0], SYNSETS[0], SYNSETS[1], SYNSETS[2]] + [SYNSETS[0]] * 49_996
+    write(val / "synset_labels.txt", "\n".join(lines))
+    assert list(labels_of(val).values()) == INDICES
