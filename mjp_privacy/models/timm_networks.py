@@ -85,8 +85,8 @@ class TimmNetwork(Network):
             raise UserError(
                 f"{name}: expected square patches of pictures of 3 channels, or 1 (grey), that one "
                 f"convolution without overlap embeds (patch_embed.proj), got {projection}: the "
-                "attacks read that layer's gradient. Give another network, or the live one "
-                "(load_module) if another layer embeds patches."
+                "attacks read that layer's gradient. Give another network, or the live one if "
+                "another layer embeds patches."
             )
         patch = int(projection.kernel_size[0])
         height, width = getattr(embed, "img_size", None) or (0, 0)
