@@ -18,7 +18,7 @@ from tests.helpers.report_rows import add_pictures, approved, cell, image_id, ph
 from tests.helpers.runs import attack, names, photographs, tiny
 
 FORMATS = ("table.md", "table5.tex", "table.csv", "table5.csv")
-FORMATS += ("samples.csv", "choices.csv", "rounds.csv")
+FORMATS += ("samples.csv", "rounds.csv")
 
 
 @pytest.fixture(scope="module")
