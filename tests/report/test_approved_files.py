@@ -31,8 +31,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_file_is_the_approved_one(made: Path, name: str) -> None:
-    """Of samples.csv the rows of one scored and one lost image of two cells; of table.md what stands
-    before the paired tests, whose figures are tested elsewhere, and the notes."""
+    """Of samples.csv the rows of one scored and one lost image of two cells; of table.md what
+    stands before the paired tests, whose figures are tested elsewhere, and the notes."""
     lines = (made / "out" / name).read_text(encoding="utf-8").splitlines(keepends=True)
     if name == "table.md":
         lines = lines[: lines.index("## Paired tests, image by image\n")]
