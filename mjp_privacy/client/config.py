@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -12,14 +12,18 @@ from pydantic_core import PydanticCustomError
 from mjp_privacy.client.defenses.registry import StepDefense, canonical, check_order, defense_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import yaml_value
-from mjp_privacy.core.schema import Count, Many, NotNegative, Positive, Share, Switch, schema
+from mjp_privacy.core.schema import Many, NotNegative, Positive, Share, Switch, parse, schema
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.sizes import LowRank, PerhapsAdapters, low_rank
 
 MOST_STEPS = 1_000_000
 """Local steps stay below this, so that round and step fit into one number in `local_round`."""
 
+MOST_IMAGES = 10_000
+"""In one step of a client."""
+
 LocalSteps = Annotated[int, Field(strict=True, ge=1, lt=MOST_STEPS)]
+Images = Annotated[int, Field(strict=True, ge=1, le=MOST_IMAGES)]
 Momentum = Annotated[float, Field(strict=True, ge=0, lt=1)]
 ParameterName = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
 
@@ -43,7 +47,7 @@ class ClientConfig:
     mode: Literal["eval", "train"] = "eval"
     """Mode of the network, as in torch, while gradients are computed."""
     loss: Literal["cross_entropy"] = "cross_entropy"
-    batch: Count = 1
+    batch: Images = 1
     """Images in each step."""
     partners: Literal["fixed", "fresh"] = "fixed"
     """fixed: the same images stand together in every round; fresh: the block's images are one
@@ -81,7 +85,7 @@ class ClientConfig:
     steps: LocalSteps = 1
     """Local steps before weights are sent, all on the same images, each with a fresh mask."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    """Optimiser of the local steps."""
+    """Optimiser of the local steps. Adam without weight decay moves weights as adamw does."""
     momentum: Momentum = 0.0
     """Momentum of SGD; the velocity starts at zero in every upload."""
     autocast: Literal["none", "fp16", "bf16"] = "none"
@@ -92,6 +96,20 @@ class ClientConfig:
     lora: PerhapsAdapters = ""
     """`{rank: 4, targets: [qkv, proj]}`: the client trains and sends low-rank adapters of these
     layers, and the classifier, while all else is frozen (`models/mjp_vit.py`); empty: none."""
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What an upload says of its client, by the names of `ClientUpdate`'s fields."""
+        same = ("batch", "partners", "steps", "optimizer", "momentum", "autocast", "position_noise")
+        trained = self.upload == "weight_difference"
+        return {
+            **{name: getattr(self, name) for name in same},
+            "kind": self.upload,
+            "lr": self.lr if trained else None,
+            "weight_decay": self.weight_decay if trained else 0.0,
+            "dal_lambda": self.dal_lambda if self.dal else 0.0,
+            "clipped": self.clips,
+        }
 
     @property
     def adapters(self) -> LowRank | None:
@@ -162,6 +180,30 @@ def client_recipe(client: ClientConfig) -> dict[str, Any]:
         for field in dataclasses.fields(client)
         if getattr(client, field.name) != field.default
     }
+
+
+KINDS = ("gradient", "weight_difference")
+
+
+def told_client(fields: Mapping[str, Any], where: str) -> ClientConfig:
+    """The client of one upload, as users and headers tell it: by fields of a config, whose `upload`
+    they call `kind`. A UserError, opened by `where`, names what is wrong.
+
+    told_client({"kind": "weight_difference", "lr": 0.1, "steps": 4}, "recipe")
+    """
+    kind = fields.get("kind", fields.get("upload", "gradient"))
+    if str(kind) not in KINDS:
+        got = shown(" ".join(repr(kind).split()), 100)
+        raise UserError(f"{where}.kind: expected {' or '.join(KINDS)}; got {got}.")
+    known = {name: value for name, value in fields.items() if name != "kind"}
+    client = parse(ClientConfig, {**known, "upload": kind}, where)
+    if kind == "weight_difference" and "lr" not in fields:
+        raise UserError(
+            f"{where}.lr: expected the learning rate, which a weight difference is a gradient "
+            "times of; got none."
+        )
+    check_client(client, None, where)
+    return client
 
 
 def check_client(client: ClientConfig, block: int | None, where: str, counted: str = "") -> None:

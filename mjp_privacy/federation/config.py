@@ -212,32 +212,5 @@ def _check(config: FederationConfig, where: str) -> None:
         )
 
 
-def with_rounds(config: FederationConfig, rounds: int) -> FederationConfig:
-    """The federation with this many rounds.
-
-    Recorded rounds, warm-up and the rounds between two evaluations keep their share of the whole;
-    rounds that become equal are recorded once.
-    """
-    if rounds == config.rounds:
-        return config
-    longest = longest_probe(config) if config.record.rounds else 1
-    if rounds < longest:
-        raise UserError(
-            f"--rounds: expected at least {longest}, the rounds that a recorded client takes "
-            f"(record.probes), got {rounds}. Give --rounds {longest} or more."
-        )
-    share, server = rounds / config.rounds, config.server
-    warmup = max(round(server.warmup * share), 1) if server.warmup else 0
-    old, new = (number - longest_probe(config) for number in (config.rounds, rounds))
-    starts = (round(start * new / old) if old else 0 for start in config.record.rounds)
-    return replace(
-        config,
-        rounds=rounds,
-        server=replace(server, warmup=warmup),
-        record=replace(config.record, rounds=tuple(dict.fromkeys(starts))),
-        evaluate_every=max(round(config.evaluate_every * share), 1),
-    )
-
-
 def longest_probe(config: FederationConfig) -> int:
     return max((probe.uploads for probe in config.record.probes), default=1)

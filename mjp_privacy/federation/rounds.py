@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from attacks import find_attack
-from mjp_privacy.client.config import ClientConfig, client_recipe
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
@@ -189,7 +189,7 @@ def header_of(
         mean=model.card.mean,  # type: ignore[arg-type]
         std=model.card.std,  # type: ignore[arg-type]
         gamma=config.gamma,
-        recipe=client_recipe(client),
+        recipe=client,
         partial=partial,
     )
 

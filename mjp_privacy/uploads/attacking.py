@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 from rich.console import Console
 from torch import Tensor
-from typing_extensions import Unpack
 
 from attacks import ATTACKS, find_attack, traits_of
 from attacks.budget import OVER
@@ -41,7 +40,7 @@ from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import Doubt, judged, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
-from mjp_privacy.uploads.reading import ClientStep, Held, Images, Labels, Models, read_images, said
+from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
 
 Named = Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
@@ -64,7 +63,7 @@ def attack_gradients(
     seconds: float = 300,
     images: Images | None = None,
     seed: int = 0,
-    **step: Unpack[ClientStep],
+    **step: Any,
 ) -> Leak:
     """What the pictures of a client's step look like to whoever sees its gradients.
 
@@ -98,9 +97,11 @@ def attack_gradients(
                and `notes` say so
     images     the private images (B, C, H, W) in [0, 1], to score against; those of all uploads
                where several hold batches
-    step       what is public of the client's step, as `ClientStep` of uploads/reading.py has it:
-               kind, batch, lr, steps, optimizer, momentum, weight_decay, dal_lambda, defenses,
-               noise, rounding, autocast
+    step       what is public of the client's step: its `kind` (weight_difference: weights after
+               minus before); fields of `ClientConfig` of client/config.py, such as batch (without
+               it, labels or images say how many there are), lr, steps, optimizer, momentum,
+               weight_decay, dal_lambda, defenses, autocast; and `noise` and `rounding`, standard
+               deviations of what defences added to every entry, or to those that are not zero
     """
     if not seconds > 0:
         raise UserError(f"seconds={seconds}: expected a positive number.")

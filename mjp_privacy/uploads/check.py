@@ -60,7 +60,7 @@ def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     header, view = group.header, seen(group.series[0].uploads[:1], model)
     yield from _headers(group, model, view)
     yield from _unshuffled(group, model)
-    if header.batch > 1 or header.steps > 1 or header.recipe.get("defenses"):
+    if header.recipe.batch > 1 or header.recipe.steps > 1 or header.recipe.defenses:
         return
     yield from _classifier(group, view)
     for series in group.series[:TRIED]:
@@ -73,17 +73,17 @@ def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
 def _headers(group: Group, model: LoadedModel, view: AttackerView) -> Iterator[str]:
     """What the header says otherwise than uploads and weights, or what weakens attacks."""
     header, first, update = group.header, group.series[0].first, view.updates[0]
-    client = header.client_config(group.name)
+    client, differs = header.recipe, update.kind == "weight_difference"
     absent = [name for name, _ in model.named_parameters() if name not in update.grads]
-    refusal = holds_no_gradient(update) if header.kind == "weight_difference" else None
-    approximate = header.kind == "weight_difference" and client.pseudo_gradient == "approximate"
-    by_autocast = header.autocast == "none" and header.kind == "gradient"
+    refusal = holds_no_gradient(update) if differs else None
+    approximate = differs and client.pseudo_gradient == "approximate"
+    by_autocast = client.autocast == "none" and not differs
     table: tuple[tuple[object, str], ...] = (
         (refusal, f"{refusal}; train with plain SGD, or upload gradients"),
         (
             approximate and refusal is None,
-            f"a weight difference of {header.steps} {header.optimizer} step(s) with momentum "
-            f"{header.momentum:g}: its pseudo-gradient is approximate, and rows say so",
+            f"a weight difference of {client.steps} {client.optimizer} step(s) with momentum "
+            f"{client.momentum:g}: its pseudo-gradient is approximate, and rows say so",
         ),
         (
             absent and not header.partial,
@@ -114,7 +114,8 @@ def _unshuffled(group: Group, model: LoadedModel) -> Iterator[str]:
     read with the weights of its own round."""
     names, uploads = [], [upload for series in group.series for upload in series.uploads]
     for upload in uploads if group.header.gamma else []:
-        own = upload.header.kind == "gradient" or upload.header.weights == group.header.weights
+        gradient = upload.header.recipe.upload == "gradient"
+        own = gradient or upload.header.weights == group.header.weights
         view = seen([upload], model if own else upload.model())
         without_mask = shows_no_mask(view, view.updates[0])
         if without_mask is not None and bool((without_mask == 1).all()):
@@ -135,7 +136,7 @@ def _classifier(group: Group, view: AttackerView) -> Iterator[str]:
     """
     update = view.updates[0]
     two_heads = any(name.startswith("head_dist.") for name in update.grads)  # whose mean is taken
-    if group.header.optimizer != "sgd" or two_heads or lacks_gradients(view, HEAD, HEAD_BIAS):
+    if update.optimizer != "sgd" or two_heads or lacks_gradients(view, HEAD, HEAD_BIAS):
         return
     sent = {name: gradient(view, update, name)[:1] for name in (HEAD, HEAD_BIAS)}
     expected, bias_grad = answer_of(sent, weights(view, update))[0], sent[HEAD_BIAS][0]
@@ -253,8 +254,9 @@ def check_uploads(folder: Path) -> CheckedFolder:
 
 def _checked(group: Group) -> CheckedGroup:
     header, uploads = group.header, sum(len(series.uploads) for series in group.series)
-    client = header.kind, header.batch, header.steps
-    checked = CheckedGroup(group.name, uploads, len(group.records), *client, group.scored)
+    client, images = header.recipe, len(group.records)
+    told = client.upload, client.batch, client.steps
+    checked = CheckedGroup(group.name, uploads, images, *told, group.scored)
     notes: list[str] = []
     try:
         model = load_group(group)

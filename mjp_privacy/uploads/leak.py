@@ -156,10 +156,6 @@ EXPLAINED, TELLS, EQUAL = 1e-2, 0.1, 1e-4
 gradient, where it is below this share of what moving all patches by one leaves, or below the last.
 In new networks other pictures leave little: patches moved by one .0005 to .01 (DeiT-III, CaiT,
 DINOv2, ViT-Ti), the client's own 2e-5 at most, in float32."""
-ALL, LEAST_SMOOTHED = 1e-3, 0.5
-"""Label smoothing scales the gradient of a classifier that knows nothing yet, and nearly that of
-others, by factors down to the second. It leaves a residual above the first; clipping leaves none,
-unless noise was added or the gradient is of half precision."""
 NOISY, PART_SEEN = 1.5, 0.5
 """A residual below the first times the declared noise is that of the noise, if the picture also
 explains this share of the energy that the noise leaves: under strong noise any picture is below."""
@@ -251,14 +247,10 @@ def _explained(best: Reconstructed, declared: float) -> str:
         enough = min(EXPLAINED, max(EQUAL, TELLS * best.rolled))
     if best.residual < enough:
         return f"has {PART} (residual {best.residual:.1e})."
-    if residual < enough and LEAST_SMOOTHED < best.factor < 1 and residual > ALL > declared:
-        return (
-            f"explains most of {PART} {times} (residual {residual:.1e}); another "
-            "loss (label smoothing, mixup) leaves such a rest, or a clipped gradient that was "
-            "rounded to half precision."
-        )
     if residual < enough:
-        why = "was it clipped, averaged or scaled" if best.factor > 0 else "is the sign another"
+        why = "is the sign another"
+        if best.factor > 0:
+            why = "was it clipped, averaged or scaled, or is the loss another (label smoothing)"
         return f"explains {PART} {times} (residual {residual:.1e}); {why}?"
     if residual < NOISY * declared and 1 - residual**2 > PART_SEEN * (1 - declared**2):
         return (

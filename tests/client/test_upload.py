@@ -242,10 +242,11 @@ def test_uploads_are_made_and_attacked_with_each_rounds_own_weights(
         attack(images, tmp_path / "still", config | {"client": {}})
     view, still = SEEN
     names = {name for name, _ in view.model.named_parameters()}
-    states = [update.weights_before for update in view.updates]
-    assert all(state is not None and set(state) == names for state in states)
-    assert states[0][QKV].equal(view.model.get_parameter(QKV))
-    assert not any(one[QKV].equal(other[QKV]) for one, other in pairwise(states))
+    first, *later = [update.weights_before for update in view.updates]
+    assert first is None  # those of the view's model
+    assert all(state is not None and set(state) == names for state in later)
+    moved = [view.model.get_parameter(QKV), *(state[QKV] for state in later)]
+    assert not any(one.equal(other) for one, other in pairwise(moved))
     assert still.updates[1].weights_before is None
     assert set(rows(tmp_path)["status"]) == {"ok"}
     assert values(tmp_path).xs("gradient_residual", level="metric").between(0, 10).all()

@@ -4,7 +4,6 @@ was killed; and with damaged files, which are named."""
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import math
 import shutil
@@ -20,12 +19,11 @@ from attacks import find_attack
 from mjp_privacy.client.upload import sinusoidal_table
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import json_line
-from mjp_privacy.core.read import read_mapping
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import rounds
-from mjp_privacy.federation.config import load_federation, longest_probe, with_rounds
+from mjp_privacy.federation.config import load_federation
 from mjp_privacy.federation.rounds import evaluations, federate, kept_names, stored_config
 from mjp_privacy.federation.task import (
     ServerState,
@@ -338,27 +336,6 @@ def test_mistakes_in_a_config_are_named(changes: dict[str, Any], named: str) -> 
     with pytest.raises(UserError) as caught:
         config(**changes)
     assert named in str(caught.value)
-
-
-def test_every_shipped_config_can_have_another_length() -> None:
-    """What it records is taken along."""
-    paths = sorted(Path("configs/federated").glob("*.yaml"))
-    rows = [(path, next(iter(read_mapping(path).get("rows") or {None: 0}))) for path in paths]
-    shipped = [load_federation(*row) for row in rows]
-    for whole, length in itertools.product(shipped, (6, 11, 1000)):
-        starts = with_rounds(whole, length).record.rounds
-        room = length - longest_probe(whole)
-        assert list(starts) == sorted(set(starts))
-        assert starts[-1] <= room
-        assert (whole.record.rounds[0] == 0) <= (starts[0] == 0)
-        before = whole.record.rounds[-1] / (whole.rounds - longest_probe(whole))
-        assert abs(starts[-1] - before * room) <= 0.5
-        assert len(starts) == len(whole.record.rounds) or length < whole.rounds
-    short = with_rounds(load_federation(QUICK), 10)
-    assert (short.rounds, short.record.rounds) == (10, (0, 2, 4))
-    assert (short.server.warmup, short.evaluate_every) == (1, 2)
-    assert with_rounds(config(record={}), 40).server.warmup == 0
-    assert with_rounds(config(record={}), 1).rounds == 1
 
 
 # damaged files ------------------------------------------------------------------------------------
