@@ -11,7 +11,6 @@ from pydantic_core import PydanticCustomError
 
 from mjp_privacy.client.defenses.registry import StepDefense, canonical, check_order, defense_of
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import yaml_value
 from mjp_privacy.core.schema import Many, NotNegative, Positive, Share, Switch, parse, schema
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.sizes import LowRank, PerhapsAdapters, low_rank
@@ -29,10 +28,9 @@ ParameterName = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
 
 
 def _one_line(item: Any) -> str:
-    """A defence from YAML or from the command line, which passes YAML's braces on, as its line."""
-    braces = isinstance(item, str) and item.startswith("{")
+    """A defence as YAML or the command line has it, as its line."""
     try:
-        return canonical(yaml_value(item, f"defense {shown(item, 100)}") if braces else item)
+        return canonical(item)
     except UserError as error:  # pydantic adds the name of the field
         raise PydanticCustomError("defense", str(error)) from error
 

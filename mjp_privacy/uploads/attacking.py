@@ -153,12 +153,6 @@ def attack_gradients(
                 made = scored(made, private, size)
             results[name] = replace(made, seconds=time.perf_counter() - began)
     notes = [*batch_notes(size, several, results), *uploads.notes]
-    why = refused.get("token_peeling")
-    if size > 1 and why is not None and not any(made.verified for made in results.values()):
-        notes.append(
-            f"token_peeling, which finds most batches exactly, was refused ({why}): what "
-            "other attacks find says less than such an upload holds"
-        )
     none = torch.zeros(1)
     if late := [name for name, made in results.items() if made.diagnostics.get(OVER, none).any()]:
         notes.append(f"{', '.join(late)} ended after seconds={seconds:g}: more may find more")
@@ -177,26 +171,11 @@ def attack_gradients(
         floor,
         tuple(notes),
         size,
-        declared_residual(view),
         skipped,
         time.perf_counter() - started,
         _moved(results, view),
         view.model.other_size,
     )
-
-
-def declared_residual(view: AttackerView) -> float:
-    """The residual that the declared noise and rounding of the uploads give a perfect picture."""
-    shares = []
-    for update in view.updates:
-        sent = update.grads.get(PATCH)
-        if sent is None or update.batch > 1 or update.kind != "gradient":
-            return 0.0
-        errors = [e[PATCH] for e in (update.noise, update.rounding) if PATCH in e]
-        variance = sum((error.double().cpu().square() for error in errors), torch.zeros(len(sent)))
-        spread = (variance * sent[0].numel()).sqrt()
-        shares.append(spread / sent.double().cpu().flatten(1).norm(dim=1))
-    return float(torch.stack(shares).mean())
 
 
 def _moved(results: Mapping[str, Reconstructed], view: AttackerView) -> int:

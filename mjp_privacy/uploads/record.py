@@ -129,24 +129,25 @@ class UploadHeader:
 
 BESIDE = ("kind", "batch", "steps", "optimizer", "momentum", "lr", "weight_decay", "autocast")
 """Fields of a client that stand in a header's file beside its recipe; `kind` is its `upload`."""
-ALWAYS = ("label", "weights", "mean", "std", "format", "round", "client")
+IN_FILE = (
+    *("label", "weights", "mean", "std", "format", "weights_sha256", "model", "round", "client"),
+    *("series", "kind", "dtype", *BESIDE[1:], "gamma", "recipe"),
+    *("noise", "rounding", "undeclared", "labels", "partial"),
+)
+"""The fields of the file, in its order."""
+ALWAYS = ("label", "weights", "mean", "std", "format", "round", "client", "kind")
 """Fields that stand in the file also where they have their default."""
 
 
 def written(header: UploadHeader) -> dict[str, Any]:
-    """The fields of a header's file, without those that have their default."""
-    blank = UploadHeader(header.label, header.weights, header.mean, header.std)
-    stated = {
-        name: value
-        for name, value in vars(header).items()
-        if name in ALWAYS or value != getattr(blank, name)
-    }
-    recipe = {"upload": "gradient", **client_recipe(header.recipe)}
-    recipe["kind"] = recipe.pop("upload")
-    if recipe["kind"] == "weight_difference":
-        recipe["lr"] = header.recipe.lr
-    beside = {name: recipe.pop(name) for name in BESIDE if name in recipe}
-    return {**stated, **beside, "recipe": recipe}
+    """What a header's file holds: its fields, but for those that have their default."""
+    blank, client = (
+        UploadHeader(header.label, header.weights, header.mean, header.std),
+        header.recipe,
+    )
+    usual = {**vars(ClientConfig()), **vars(blank), "recipe": {}, "lr": None}
+    known = {**vars(client), **vars(header), **client.stated, "recipe": client_recipe(client)}
+    return {n: known[n] for n in IN_FILE if n in ALWAYS or known[n] != usual[n]}
 
 
 def read_client(content: MutableMapping[str, Any], path: Path) -> None:

@@ -180,8 +180,6 @@ def test_a_defense_is_one_line_of_text_and_comes_back_from_it() -> None:
     assert [canonical(item) for item in given] == [canonical(line) for line in lines] == lines
     defaults = ("percentile_privacy", {"percentile_privacy": None}, {"percentile_privacy": 10})
     assert {canonical(item) for item in defaults} == {"percentile_privacy 10"}
-    braces = ClientConfig(defenses=("{dp_sgd: {noise: 0.5, clip: 2}}", "{int8:}"))
-    assert braces.defenses == ("dp_sgd 0.5 clip 2", "int8")
 
 
 @dataclass(frozen=True)

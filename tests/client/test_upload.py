@@ -15,9 +15,9 @@ from torch import Tensor
 
 from attacks import ATTACKS
 from attacks.equations.patch_system import gradient, lacks_gradients, located
-from mjp_privacy.client.config import ClientConfig, local_round
-from mjp_privacy.client.feeding import Feeding, augmented
-from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient, Objective
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.feeding import Feeding
+from mjp_privacy.client.gradients import Objective
 from mjp_privacy.client.upload import (
     make_upload,
     noisy,
@@ -26,14 +26,13 @@ from mjp_privacy.client.upload import (
 )
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.simulated import moved
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.mjp_vit import with_adapters
 from tests.helpers.models import PATCH, some_images, some_labels, some_masks
 from tests.helpers.models import tiny as tiny_model
 from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
-from tests.helpers.runs import attack, cells, photographs, rows, tensors, values
+from tests.helpers.runs import attack, photographs, rows, values
 
 DIFFERENCE: dict[str, Any] = {"upload": "weight_difference"}
 QKV = "blocks.0.attn.qkv.weight"
@@ -53,16 +52,6 @@ def step_inputs(count: int, masks: bool = True) -> ClientInput:
 
 
 # single steps -------------------------------------------------------------------------------------
-
-
-def test_withheld_names_are_absent_and_the_others_as_they_were() -> None:
-    config = ClientConfig(withhold=("pos_embed", "unk_embed", "index_embed"))
-    whole, less = (
-        make_upload(MODEL, [step_inputs(2)], client).grads for client in (ClientConfig(), config)
-    )
-    assert set(whole) - set(less) == {"pos_embed", "unk_embed"}
-    for name, sent in less.items():
-        torch.testing.assert_close(sent, whole[name], rtol=1e-9, atol=1e-14)
 
 
 def test_noise_on_the_position_gradient_is_dense_and_of_the_stated_size() -> None:
@@ -96,22 +85,6 @@ def test_sinusoidal_positions_replace_the_table_and_are_not_uploaded(
         with_sinusoidal_positions(tiny_model(position_embedding="exposed"))
     with pytest.raises(UserError, match="18"):
         sinusoidal_table(Grid(4, 4), 18)
-
-
-def test_an_augmented_image_is_what_is_scored_and_the_photograph_stands_beside(
-    images: Path, tmp_path: Path
-) -> None:
-    own, crop = tmp_path / "own", tmp_path / "crop"
-    attack(images, own, mjp("c", {"name": "grey"}))
-    attack(images, crop, mjp("c", {"name": "grey"}, client={"augment": "crop"}))
-    plain, scored = (tensors(out, cells(out)[0]["run_id"]) for out in (own, crop))
-    photos = torch.stack([stored["plain"] for stored in plain.values()])
-    expected = augmented(photos, list(plain), "crop", round=0, seed=0)
-    assert torch.stack([scored[i]["target"] for i in plain]).equal(expected)
-    wanted = values(own).xs(("psnr", "standard"), level=("metric", "variant"))
-    beside = values(crop).xs(("original_psnr", "diagnostic"), level=("metric", "variant"))
-    assert beside.to_dict() == pytest.approx(wanted.to_dict(), abs=1e-6)
-    assert "original_psnr" not in set(rows(own)["metric"])
 
 
 # local steps against torch's optimisers -----------------------------------------------------------
@@ -166,12 +139,6 @@ def test_local_steps_are_those_of_torch(batch: int, optimizer: str, facts: Any) 
     assert (update.steps, update.kind, update.batch) == (3, "weight_difference", batch)
 
 
-def test_local_steps_have_puzzles_that_no_round_has() -> None:
-    assert len({local_round(r, e) for r in range(30) for e in range(20)}) == 600
-    first, second = (step.mask for step in steps_of(2))
-    assert not first.equal(second)
-
-
 @pytest.mark.parametrize(
     ("client", "rtol", "atol"),
     [
@@ -217,19 +184,6 @@ def test_the_noise_of_local_steps_adds_up_as_told() -> None:
 
 
 # weights that move between rounds -----------------------------------------------------------------
-
-
-def test_the_server_steps_along_the_mean_gradient_of_all_clients() -> None:
-    model = tiny_model(unknown_embedding=True, dal="linear")
-    inputs = step_inputs(STEPS_AT_ONCE + 4)
-    config = ClientConfig(server_lr=0.5, dal=True, batch=2, withhold=("norm.bias",))
-    client = FedSGDClient(model, config)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    each, after = client.gradients(inputs), moved(client, inputs)
-    for name, parameter in after.named_parameters():
-        step = 0 if name == "norm.bias" else 0.5 * each[name].mean(0)
-        torch.testing.assert_close(parameter.detach(), before[name] - step, rtol=1e-9, atol=1e-12)
-    assert all(p.equal(before[name]) for name, p in model.named_parameters())
 
 
 def test_uploads_are_made_and_attacked_with_each_rounds_own_weights(

@@ -195,7 +195,6 @@ def test_a_client_of_low_rank_adapters_is_trained_recorded_and_named(
     assert moved == {name for name in before if "lora_" in name or name.startswith("head.")}
     for upload in load_uploads(out / "uploads"):
         assert set(upload.tensor_file().names) == moved
-        assert not upload.header.partial
         assert upload.header.recipe.lora == "{rank: 2, targets: [qkv, fc1]}"
     experiment = load_experiment({"name": "recorded", "attacks": [{"name": "mean_image"}]})
     attack_uploads(experiment, out / "uploads", tmp_path / "attacked", device="cpu")

@@ -112,20 +112,6 @@ def test_fedadam_is_torchs_adamw_at_a_rate_that_warms_up_and_falls_to_zero(tmp_p
     assert learning_rate(server.config.server, 4, 4) == 0
 
 
-@pytest.mark.parametrize("changes", [{}, {"model": {**MJP, "dal": "nonlinear"}, "gamma": 0.5}])
-def test_the_mean_of_undefended_clients_is_made_at_once(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    """And is that of their single uploads, also with masks and DAL."""
-    client = {"batch": 3, "dal": bool(changes), "withhold": ["head.bias"]}
-    federation = task(tmp_path, client=client, **changes)
-    weights, clients = federation.initial_weights(), federation.participants(1)
-    (mean,) = federation.round_uploads(weights, 1)
-    assert mean.batch == 6
-    single = federation.client_updates(weights, clients, 1)
-    assert_close(mean_gradient([mean]), mean_gradient(single))
-
-
 @pytest.mark.parametrize("others", [[{"v": torch.ones(1)}], [{}], None])
 def test_uploads_of_other_names_and_none_at_all_are_refused(others: Any) -> None:
     tensors = {1: torch.full((1, 2), 1.0), 3: torch.full((1, 2), 5.0)}

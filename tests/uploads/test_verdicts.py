@@ -80,10 +80,7 @@ def test_the_clip_factor_is_found_and_declared_noise_beside_it_is_named(
     assert off(leak, planted_images(1)) < 1e-5
     spread = 1e-2 / sum(g.numel() for g in sent.values()) ** 0.5
     leak = attacked(model, noisy(sent, spread), labels=[3], noise=spread)
-    share = spread * sent[PATCH].numel() ** 0.5 / float(sent[PATCH].norm())
-    assert leak.declared == pytest.approx(share, rel=0.1)
     assert leak.best.scaled_residual > 0.01
-    assert f"{leak.declared:.2g}" in leak.verdict
     assert "times 1/2" in leak.verdict
     assert "explains" not in leak.verdict
 
@@ -370,9 +367,6 @@ def test_what_defences_leave_is_read_off_recipe_and_upload_as_the_client_declare
     inputs, client = ClientInput(photograph(0), LABEL, ["one"]), ClientConfig(defenses=defenses)
     sent = make_upload(larger, [inputs], client)
     noise, rounding, _ = declared_errors(client, sent.grads)
-    if defenses == ["dp_sgd 0.1"]:  # attacks weigh them as the noise that they are
-        known = attacked(larger, sent.grads, defenses=defenses).declared
-        assert known == pytest.approx(attacked(larger, sent.grads, noise=0.1).declared) != 0
     for told, known in ((noise, sent.noise), (rounding, sent.rounding)):
         assert told.keys() == {name for name, level in known.items() if level.any()}
         assert all(told[n].item() == pytest.approx(known[n].item(), rel=0.01) for n in told)
