@@ -204,15 +204,15 @@ def told_client(fields: Mapping[str, Any], where: str) -> ClientConfig:
     return client
 
 
-def check_client(client: ClientConfig, block: int | None, where: str, counted: str = "") -> None:
+def check_client(client: ClientConfig, block: int | None, where: str) -> None:
     """Raise UserError where fields contradict each other, or a block does not hold whole steps.
 
     block: the number of images whose batches are cut together; None where there are no blocks, as
     of one upload
-    where: the client's place in the config, such as "grid.0.client", which opens every message
-    counted: the place of that number, if it is not the `block` beside the client
+    where: the client's place in the config, such as "grid.0.client", which opens every message;
+    the `block` stands beside it
     """
-    counted = counted or f"{where.removesuffix('client')}block"
+    counted = f"{where.removesuffix('client')}block"
     if block is not None and block % client.batch:
         raise UserError(
             f"{counted}: these images make whole steps; expected a multiple of the batch "
@@ -232,7 +232,6 @@ def check_client(client: ClientConfig, block: int | None, where: str, counted: s
             raise UserError(f"{where}.{field}: expected {expected}; got {got}.")
 
 
-NO_SINGLE_GRADIENT = "with upload: weight_difference alone: such a client has no single gradient"
 CLEAN = "where server_lr is above 0: the simulated server moves along clean gradients of one step"
 CONTRADICTIONS: tuple[tuple[str, Callable[[ClientConfig], bool], str], ...] = (
     (
@@ -246,19 +245,10 @@ CONTRADICTIONS: tuple[tuple[str, Callable[[ClientConfig], bool], str], ...] = (
         "0 with any optimizer but sgd, since the others have momentum of their own",
     ),
     (
-        "steps",
-        lambda c: c.upload == "gradient" and c.steps > 1,
-        f"several {NO_SINGLE_GRADIENT}",
-    ),
-    (
-        "optimizer",
-        lambda c: c.upload == "gradient" and c.optimizer != "sgd",
-        f"another than sgd {NO_SINGLE_GRADIENT}",
-    ),
-    (
-        "momentum",
-        lambda c: c.upload == "gradient" and c.momentum > 0,
-        f"momentum {NO_SINGLE_GRADIENT}",
+        "upload",
+        lambda c: c.upload == "gradient" and not c.one_plain_step,
+        "weight_difference with several steps, momentum or another optimizer than sgd: such a "
+        "client has no single gradient",
     ),
     (
         "position_noise",

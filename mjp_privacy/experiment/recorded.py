@@ -32,7 +32,7 @@ from mjp_privacy.experiment.plan import (
     lacking,
     refused_by_setting,
 )
-from mjp_privacy.experiment.simulated import check_labels, preprocessing
+from mjp_privacy.experiment.simulated import preprocessing
 from mjp_privacy.experiment.source import (
     META,
     Block,
@@ -203,7 +203,6 @@ def _content(group: Group) -> str:
 def load_group(group: Group) -> LoadedModel:
     """The model of a group's first round; a UserError if it cannot be attacked with."""
     loaded = group.series[0].first.model()
-    check_labels(group.records, loaded)
     preprocessing(loaded)  # raises if the header's way of preparing images is impossible
     return loaded
 

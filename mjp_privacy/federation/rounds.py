@@ -241,17 +241,6 @@ class Federation:
         """
         self._resume()
         write_json(self.out / RESOLVED, asdict(self.config))
-        record = self.config.record
-        if len(self.recorder.places) < record.images and record.rounds:
-            numbers = {len(self.recorder.whole(probe)): None for probe in record.probes}
-            recorded = " and ".join(map(str, numbers))
-            self.journal.say(
-                f"record.images: {recorded} are recorded; the data have no {record.images}"
-            )
-        images = {"train_images": self.task.train, "test_images": self.task.test or ()}
-        for name, taken in images.items():
-            if len(taken) < (getattr(self.config, name) or 0) and taken:
-                self.journal.say(f"{name}: the data have {len(taken)}, and all are taken")
         if altered := self.task.train.source.altered.remark:
             self.journal.say(altered)
         self._check_uploads()

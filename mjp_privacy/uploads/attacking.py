@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -152,7 +152,12 @@ def attack_gradients(
             if private is not None:
                 made = scored(made, private, size)
             results[name] = replace(made, seconds=time.perf_counter() - began)
-    notes = [*batch_notes(size, several, results), *uploads.notes]
+    notes = list(uploads.notes)
+    if size > 1 and any(not {"batches", "steps"} & traits_of(name) for name in results):
+        notes.append(
+            f"batch {size}: closed forms that are not made for batches return mixtures of the "
+            "step's pictures, so their low scores are no evidence of safety"
+        )
     none = torch.zeros(1)
     if late := [name for name, made in results.items() if made.diagnostics.get(OVER, none).any()]:
         notes.append(f"{', '.join(late)} ended after seconds={seconds:g}: more may find more")
@@ -226,25 +231,6 @@ def _is_needless(name: str, results: Mapping[str, Reconstructed], view: Attacker
     weighs = "noise" in traits_of(name) and "batches" not in traits_of(name)
     may_improve = name in CHEAP or (weighs and any(map(is_disturbed, view.updates)))
     return not may_improve and any(made.is_certain for made in results.values())
-
-
-def batch_notes(batch: int, uploads: int, ran: Collection[str]) -> tuple[str, ...]:
-    """What to know of the attacks that were run on batches: one note, and none for single images.
-
-    batch_notes(4, 1, ["patch_gradient"])   # "batch 4: closed forms return mixtures of ..."
-    """
-    if batch == 1 or not ran:
-        return ()
-    made = [name for name in ran if "batches" in traits_of(name)]
-    optimised = [name for name in ran if "steps" in traits_of(name)]
-    told = [f"{name}: {ATTACKS[name].summary}" for name in made]
-    if {*ran} - {*made, *optimised}:
-        step = "step" if uploads == 1 else "first step"
-        mixtures = f"return mixtures of the {step}'s pictures, so their low scores are no evidence"
-        told.append(f"{'other ' * bool(made)}closed forms {mixtures} of safety")
-    if uploads == 1 and not optimised:
-        told.append("attacks=['inverting_gradients'] matches the gradient instead, in minutes")
-    return (f"batch {batch}: {'; '.join(told)}",)
 
 
 # one attack ---------------------------------------------------------------------------------------

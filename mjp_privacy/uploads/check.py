@@ -270,8 +270,6 @@ def check_model(
     """
     arguments = {**_place(model), "img_size": img_size}
     own = outline_model(**arguments)
-    if batch < 1:
-        raise UserError(f"--batch: expected 1 or more images, got {batch}.")
     asked, client = own, ClientConfig(batch=batch, withhold=tuple(withhold))
     FedSGDClient(own, client).wanted(None)  # raises for a parameter that it does not have
     if mjp and own.unk_embed is None:

@@ -419,9 +419,9 @@ class Leak:
 
     @house_style()
     def show(self, path: str | Path | None = None) -> Figure:
-        """A picture of all attacks, the best first, with a row for each image and its original
-        where it was given: leak.show("leak.png"). Without a path a notebook shows what is
-        returned."""
+        """A picture of the attacks, the best first, with a row for each image and its original
+        where it was given, of seven attacks and four images at most: leak.show("leak.png").
+        Without a path a notebook shows what is returned."""
         from matplotlib.figure import Figure
 
         if not self.ranked:
@@ -451,17 +451,11 @@ class Leak:
             panel.set_axis_off()
         for row, original in enumerate(originals[:rows]):
             draw(panels[row, 0], original, "original")
-        parts = []
         for column, (made, order) in enumerate(zip(drawn, orders, strict=True), first):
             assert made.images is not None
             for row, place in enumerate(order[:rows]):
                 draw(panels[row, column], made.images[place], _title(made, row, place))
-            if (shown := min(rows, len(order))) < len(made.images):
-                parts.append(f"{shown} of {len(made.images)} pictures of {made.attack}")
-        if len(drawn) < len(self.ranked):
-            parts.append(f"{len(drawn)} of {len(self.ranked)} attacks")
-        left_out = f"\nDrawn: {', '.join(parts)}." if parts else ""
-        figure.suptitle(f"{self.verdict}{left_out}", fontsize=8, wrap=True)
+        figure.suptitle(self.verdict, fontsize=8, wrap=True)
         figure.tight_layout()
         if path is not None:
             try:

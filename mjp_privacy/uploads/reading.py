@@ -88,8 +88,6 @@ class ToldErrors:
 
 
 ERRORS = ("noise", "rounding")
-OF_TRAINING = ("lr", "weight_decay")
-"""Fields of a client that a gradient does not depend on."""
 
 
 def step_client(facts: Mapping[str, Any], batch: Callable[[], int]) -> ClientConfig:
@@ -104,7 +102,7 @@ def step_client(facts: Mapping[str, Any], batch: Callable[[], int]) -> ClientCon
     if "dal_lambda" in told:
         told.setdefault("dal", True)
     client = told_client(told, "The client's step")
-    if client.upload == "gradient" and (training := told.keys() & {*OF_TRAINING}):
+    if client.upload == "gradient" and (training := told.keys() & {"lr", "weight_decay"}):
         named = ", ".join(f"{name}={said(told[name])}" for name in sorted(training))
         raise UserError(
             f"{named}: a gradient does not depend on them. If the client sent weights, give "

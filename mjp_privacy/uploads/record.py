@@ -141,10 +141,8 @@ ALWAYS = ("label", "weights", "mean", "std", "format", "round", "client", "kind"
 
 def written(header: UploadHeader) -> dict[str, Any]:
     """What a header's file holds: its fields, but for those that have their default."""
-    blank, client = (
-        UploadHeader(header.label, header.weights, header.mean, header.std),
-        header.recipe,
-    )
+    blank = UploadHeader(header.label, header.weights, header.mean, header.std)
+    client = header.recipe
     usual = {**vars(ClientConfig()), **vars(blank), "recipe": {}, "lr": None}
     known = {**vars(client), **vars(header), **client.stated, "recipe": client_recipe(client)}
     return {n: known[n] for n in IN_FILE if n in ALWAYS or known[n] != usual[n]}

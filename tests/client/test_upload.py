@@ -17,7 +17,7 @@ from attacks import ATTACKS
 from attacks.equations.patch_system import gradient, lacks_gradients, located
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import Feeding
-from mjp_privacy.client.gradients import Objective
+from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient, Objective
 from mjp_privacy.client.upload import (
     make_upload,
     noisy,
@@ -26,6 +26,7 @@ from mjp_privacy.client.upload import (
 )
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.simulated import moved
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.mjp_vit import with_adapters
@@ -186,6 +187,19 @@ def test_the_noise_of_local_steps_adds_up_as_told() -> None:
 # weights that move between rounds -----------------------------------------------------------------
 
 
+def test_the_server_steps_along_the_mean_gradient_of_all_clients() -> None:
+    model = tiny_model(unknown_embedding=True, dal="linear")
+    inputs = step_inputs(STEPS_AT_ONCE + 4)
+    config = ClientConfig(server_lr=0.5, dal=True, batch=2, withhold=("norm.bias",))
+    client = FedSGDClient(model, config)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    each, after = client.gradients(inputs), moved(client, inputs)
+    for name, parameter in after.named_parameters():
+        step = 0 if name == "norm.bias" else 0.5 * each[name].mean(0)
+        torch.testing.assert_close(parameter.detach(), before[name] - step, rtol=1e-9, atol=1e-12)
+    assert all(p.equal(before[name]) for name, p in model.named_parameters())
+
+
 def test_uploads_are_made_and_attacked_with_each_rounds_own_weights(
     images: Path, tmp_path: Path
 ) -> None:
@@ -199,8 +213,8 @@ def test_uploads_are_made_and_attacked_with_each_rounds_own_weights(
     first, *later = [update.weights_before for update in view.updates]
     assert first is None  # those of the view's model
     assert all(state is not None and set(state) == names for state in later)
-    moved = [view.model.get_parameter(QKV), *(state[QKV] for state in later)]
-    assert not any(one.equal(other) for one, other in pairwise(moved))
+    weights = [view.model.get_parameter(QKV), *(state[QKV] for state in later)]
+    assert not any(one.equal(other) for one, other in pairwise(weights))
     assert still.updates[1].weights_before is None
     assert set(rows(tmp_path)["status"]) == {"ok"}
     assert values(tmp_path).xs("gradient_residual", level="metric").between(0, 10).all()
@@ -260,8 +274,8 @@ def test_the_adapters_and_the_head_are_sent_and_nothing_else() -> None:
     ("client", "named"),
     [
         ({"server_lr": 1, "position_noise": 1}, "client.position_noise"),
-        ({"steps": 2}, "client.steps"),
-        ({"momentum": 0.9}, "client.momentum"),
+        ({"steps": 2}, "client.upload"),
+        ({"momentum": 0.9}, "client.upload"),
         ({**DIFFERENCE, "optimizer": "adamw", "momentum": 0.9}, "client.momentum"),
         ({**DIFFERENCE, "steps": 2, "server_lr": 0.1}, "client.steps"),
         ({"lora": {"rank": 2}, "position_noise": 0.1}, "client.position_noise"),

@@ -166,21 +166,12 @@ def test_everything_that_a_trained_head_sends_is_recorded(tmp_path: Path) -> Non
     assert not header.get("partial")
 
 
-def test_fewer_images_than_asked_for_are_recorded_in_whole_batches(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fewer_images_than_asked_for_are_recorded_in_whole_batches(tmp_path: Path) -> None:
     """And refused before training where they fill none."""
     few = {"train_images": 7, "client": {"batch": 1}}
     record = {"rounds": [1], "images": 8, "probes": [{"batch": 2, "partners": "fresh"}]}
     out = run(tmp_path, record=record, **few)
     assert len(load_uploads(out / "uploads")) == 3
-    said = capsys.readouterr().err
-    assert "6 are recorded; the data have no 8" in said
-    assert "images:" not in said.replace("record.images:", "")
-    run(tmp_path, "more", record=record, **{**few, "train_images": 500, "test_images": 500})
-    said = capsys.readouterr().err
-    assert "train_images:" in said
-    assert "test_images:" in said
     for probe in ({"batch": 8}, {"batch": 4, "partners": "fresh"}):
         with pytest.raises(UserError, match=r"record\.probes.* 8 images, got 7"):
             run(tmp_path, "refused", record={**record, "probes": [probe]}, **few)
@@ -306,9 +297,7 @@ def test_what_is_trained_may_not_change(tmp_path: Path, monkeypatch: pytest.Monk
         ({"clients": {"number": 2, "per_round": 3}}, "clients.per_round"),
         ({"record": {"rounds": [4]}}, "record.rounds"),
         ({"record": {}, "attacks": [{"name": "april"}]}, "record.rounds"),
-        ({"record": {"rounds": [0], "images": 3, "probes": [{"batch": 2}]}}, "record.images"),
         ({"record": {"images": 8, "probes": [{"batch": 1, "partners": "fresh"}]}}, "probes.0"),
-        ({"record": {"images": 8, "probes": [{"batch": 8, "partners": "fresh"}]}}, "16"),
         ({"client": {"batch": 2, "server_lr": 0.1}}, "server.lr"),
         ({"client": {"bach": 2}}, "batch"),
         ({"client": {"batch": 2, "augment": "mixup"}}, "client.augment"),

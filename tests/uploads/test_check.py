@@ -341,7 +341,7 @@ def test_files_of_weights(tmp_path: Path) -> None:
         (["--model", "deit_smal"], 2, ["deit_smal", "deit_small"]),
         (["--model", "nowhere.safetensors"], 2, ["nowhere.safetensors"]),
         (["--model", "resnet50"], 2, ["ResNet", "patch_embed.proj"]),
-        (["--model", "cifar_vit", "--batch", "0"], 2, ["--batch", "0"]),
+        (["--model", "cifar_vit", "--batch", "0"], 2, ["batch", "0"]),
         (["--model", "cifar_vit", "--withhold", "pos_embd"], 2, ["'pos_embd'", "pos_embed"]),
         (["--model", "cifar_vit", "--img-size", "57"], 2, ["57/7"]),
     ],

@@ -17,7 +17,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import shown
 from mjp_privacy.data import load_images
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.uploads.reading import OF_TRAINING, read_gradients, separate_uploads
+from mjp_privacy.uploads.reading import read_gradients, separate_uploads
 from tests.helpers.libraries import CLASSES, DIM, SIDE, SOURCES, randomised
 from tests.helpers.models import some_images, some_labels, tiny
 
@@ -144,7 +144,7 @@ SAVING: dict[str, list[Any]] = {
 
 def refused(call: Any, name: str, values: list[Any], given: dict[str, Any]) -> Iterator[str]:
     """Every one of these values that is not refused by a line with the argument's name."""
-    training = {"kind": "weight_difference", "lr": 0.1} if name in OF_TRAINING else {}
+    training = {"kind": "weight_difference", "lr": 0.1} if name == "lr" else {}
     for value in values:
         said = "taken"
         try:
