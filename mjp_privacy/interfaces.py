@@ -61,7 +61,6 @@ class ClientUpdate:
     """fixed: step s holds the same images in every round; fresh: the client shuffles its images
     before every round, so that nothing says which images an upload holds."""
     round: int = 0
-    client: str = "0"
     optimizer: str = "sgd"
     lr: float | None = None
     steps: int = 1  # local steps that the client takes before it uploads

@@ -87,7 +87,6 @@ def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.devic
     return ClientUpdate(
         grads,
         dtype=dtype,
-        client=header.client,
         round=header.round,
         noise=levels([upload.header.noise for upload in uploads]),
         rounding=levels([upload.header.rounding for upload in uploads]),
