@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attacks.equations.patch_system import pseudo_inverse
 from mjp_privacy.core.schema import height_width
-from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction, Truth
+from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_images, to_patches
 
@@ -29,11 +29,9 @@ class Grey:
     name: ClassVar[str] = "grey"
     role: ClassVar[Literal["floor", "ceiling"]] = "floor"
 
-    def run(
-        self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
-    ) -> Reconstruction:
+    def run(self, view: AttackerView, plain: Tensor, inputs: ClientInput) -> Reconstruction:
         """Images of 0.5 in the shape of the true ones."""
-        return Reconstruction(torch.full_like(truth.images, 0.5))
+        return Reconstruction(torch.full_like(plain, 0.5))
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,9 @@ class MeanImage:
     name: ClassVar[str] = "mean_image"
     role: ClassVar[Literal["floor", "ceiling"]] = "floor"
 
-    def run(
-        self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
-    ) -> Reconstruction:
+    def run(self, view: AttackerView, plain: Tensor, inputs: ClientInput) -> Reconstruction:
         """The same mean colour for every image."""
-        return Reconstruction(mean_image(view).to(truth.images).expand_as(truth.images).clone())
+        return Reconstruction(mean_image(view).to(plain).expand_as(plain).clone())
 
 
 @dataclass(frozen=True)
@@ -57,13 +53,11 @@ class OtherImage:
     name: ClassVar[str] = "other_image"
     role: ClassVar[Literal["floor", "ceiling"]] = "floor"
 
-    def run(
-        self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
-    ) -> Reconstruction:
+    def run(self, view: AttackerView, plain: Tensor, inputs: ClientInput) -> Reconstruction:
         """The true images, shifted by one place; a block of one image has no other."""
-        if len(truth.images) == 1:
+        if len(plain) == 1:
             return Reconstruction(None, inapplicable={0: "the block holds no other image"})
-        return Reconstruction(truth.images.roll(-1, dims=0))
+        return Reconstruction(plain.roll(-1, dims=0))
 
 
 @dataclass(frozen=True)
@@ -74,11 +68,9 @@ class OracleInverse:
     name: ClassVar[str] = "oracle_inverse"
     role: ClassVar[Literal["floor", "ceiling"]] = "ceiling"
 
-    def run(
-        self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
-    ) -> Reconstruction:
+    def run(self, view: AttackerView, plain: Tensor, inputs: ClientInput) -> Reconstruction:
         """The images that are scored against, through the patch embedding and back."""
-        wanted = inputs.images if view.against == "input" else truth.images
+        wanted = inputs.images if view.against == "input" else plain
         assert isinstance(view.model, LoadedModel)
         device = view.model.like.device
         return Reconstruction(oracle_inverse(view.model, wanted.to(device)).cpu())

@@ -2,7 +2,7 @@
 
     images -> Setting.prepare -> ClientInput -> make_upload -> ClientUpdate
                                                                     |
-    Truth (stays behind) -> score <- Reconstruction <- Attack.run <- AttackerView
+    images (stay behind) -> score <- Reconstruction <- Attack.run <- AttackerView
 
 Shapes: m images form n = m / B client steps of B images each (B = `ClientUpdate.batch`, 1 by
 default). Images are (m, C, H, W) in [0, 1]. Masks and permutations are (m, N): one per image, over
@@ -61,7 +61,6 @@ class ClientUpdate:
     """fixed: step s holds the same images in every round; fresh: the client shuffles its images
     before every round, so that nothing says which images an upload holds."""
     round: int = 0
-    client: str = "0"
     optimizer: str = "sgd"
     lr: float | None = None
     steps: int = 1  # local steps that the client takes before it uploads
@@ -99,15 +98,6 @@ class ClientUpdate:
             rounding=of(self.rounding),
             undeclared=None if self.undeclared is None else self.undeclared[steps],
         )
-
-
-@dataclass(frozen=True)
-class Truth:
-    """The private data. Only the scorer and the controls see it, never an attack."""
-
-    images: Tensor  # (m, C, H, W) in [0, 1], never shuffled
-    labels: Tensor | None  # (m,), None if the data have no labels
-    image_ids: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -243,7 +233,8 @@ class Control(Protocol):
     def role(self) -> Literal["floor", "ceiling"]:
         """`floor`: a score reached without any gradient; `ceiling`: what an attack can reach."""
 
-    def run(
-        self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
-    ) -> Reconstruction:
-        """The images that are scored as if an attack had made them."""
+    def run(self, view: AttackerView, plain: Tensor, inputs: ClientInput) -> Reconstruction:
+        """The images that are scored as if an attack had made them.
+
+        plain: the private images (m, C, H, W) in [0, 1], never shuffled
+        """

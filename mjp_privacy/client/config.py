@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -11,24 +11,26 @@ from pydantic_core import PydanticCustomError
 
 from mjp_privacy.client.defenses.registry import StepDefense, canonical, check_order, defense_of
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import yaml_value
-from mjp_privacy.core.schema import Count, Many, NotNegative, Positive, Share, Switch, schema
+from mjp_privacy.core.schema import Many, NotNegative, Positive, Share, Switch, parse, schema
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.sizes import LowRank, PerhapsAdapters, low_rank
 
 MOST_STEPS = 1_000_000
 """Local steps stay below this, so that round and step fit into one number in `local_round`."""
 
+MOST_IMAGES = 10_000
+"""In one step of a client."""
+
 LocalSteps = Annotated[int, Field(strict=True, ge=1, lt=MOST_STEPS)]
+Images = Annotated[int, Field(strict=True, ge=1, le=MOST_IMAGES)]
 Momentum = Annotated[float, Field(strict=True, ge=0, lt=1)]
 ParameterName = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
 
 
 def _one_line(item: Any) -> str:
-    """A defence from YAML or from the command line, which passes YAML's braces on, as its line."""
-    braces = isinstance(item, str) and item.startswith("{")
+    """A defence as YAML or the command line has it, as its line."""
     try:
-        return canonical(yaml_value(item, f"defense {shown(item, 100)}") if braces else item)
+        return canonical(item)
     except UserError as error:  # pydantic adds the name of the field
         raise PydanticCustomError("defense", str(error)) from error
 
@@ -43,7 +45,7 @@ class ClientConfig:
     mode: Literal["eval", "train"] = "eval"
     """Mode of the network, as in torch, while gradients are computed."""
     loss: Literal["cross_entropy"] = "cross_entropy"
-    batch: Count = 1
+    batch: Images = 1
     """Images in each step."""
     partners: Literal["fixed", "fresh"] = "fixed"
     """fixed: the same images stand together in every round; fresh: the block's images are one
@@ -81,7 +83,7 @@ class ClientConfig:
     steps: LocalSteps = 1
     """Local steps before weights are sent, all on the same images, each with a fresh mask."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    """Optimiser of the local steps."""
+    """Optimiser of the local steps. Adam without weight decay moves weights as adamw does."""
     momentum: Momentum = 0.0
     """Momentum of SGD; the velocity starts at zero in every upload."""
     autocast: Literal["none", "fp16", "bf16"] = "none"
@@ -92,6 +94,20 @@ class ClientConfig:
     lora: PerhapsAdapters = ""
     """`{rank: 4, targets: [qkv, proj]}`: the client trains and sends low-rank adapters of these
     layers, and the classifier, while all else is frozen (`models/mjp_vit.py`); empty: none."""
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What an upload says of its client, by the names of `ClientUpdate`'s fields."""
+        same = ("batch", "partners", "steps", "optimizer", "momentum", "autocast", "position_noise")
+        trained = self.upload == "weight_difference"
+        return {
+            **{name: getattr(self, name) for name in same},
+            "kind": self.upload,
+            "lr": self.lr if trained else None,
+            "weight_decay": self.weight_decay if trained else 0.0,
+            "dal_lambda": self.dal_lambda if self.dal else 0.0,
+            "clipped": self.clips,
+        }
 
     @property
     def adapters(self) -> LowRank | None:
@@ -164,15 +180,39 @@ def client_recipe(client: ClientConfig) -> dict[str, Any]:
     }
 
 
-def check_client(client: ClientConfig, block: int | None, where: str, counted: str = "") -> None:
+KINDS = ("gradient", "weight_difference")
+
+
+def told_client(fields: Mapping[str, Any], where: str) -> ClientConfig:
+    """The client of one upload, as users and headers tell it: by fields of a config, whose `upload`
+    they call `kind`. A UserError, opened by `where`, names what is wrong.
+
+    told_client({"kind": "weight_difference", "lr": 0.1, "steps": 4}, "recipe")
+    """
+    kind = fields.get("kind", fields.get("upload", "gradient"))
+    if str(kind) not in KINDS:
+        got = shown(" ".join(repr(kind).split()), 100)
+        raise UserError(f"{where}.kind: expected {' or '.join(KINDS)}; got {got}.")
+    known = {name: value for name, value in fields.items() if name != "kind"}
+    client = parse(ClientConfig, {**known, "upload": kind}, where)
+    if kind == "weight_difference" and "lr" not in fields:
+        raise UserError(
+            f"{where}.lr: expected the learning rate, which a weight difference is a gradient "
+            "times of; got none."
+        )
+    check_client(client, None, where)
+    return client
+
+
+def check_client(client: ClientConfig, block: int | None, where: str) -> None:
     """Raise UserError where fields contradict each other, or a block does not hold whole steps.
 
     block: the number of images whose batches are cut together; None where there are no blocks, as
     of one upload
-    where: the client's place in the config, such as "grid.0.client", which opens every message
-    counted: the place of that number, if it is not the `block` beside the client
+    where: the client's place in the config, such as "grid.0.client", which opens every message;
+    the `block` stands beside it
     """
-    counted = counted or f"{where.removesuffix('client')}block"
+    counted = f"{where.removesuffix('client')}block"
     if block is not None and block % client.batch:
         raise UserError(
             f"{counted}: these images make whole steps; expected a multiple of the batch "
@@ -192,7 +232,6 @@ def check_client(client: ClientConfig, block: int | None, where: str, counted: s
             raise UserError(f"{where}.{field}: expected {expected}; got {got}.")
 
 
-NO_SINGLE_GRADIENT = "with upload: weight_difference alone: such a client has no single gradient"
 CLEAN = "where server_lr is above 0: the simulated server moves along clean gradients of one step"
 CONTRADICTIONS: tuple[tuple[str, Callable[[ClientConfig], bool], str], ...] = (
     (
@@ -206,19 +245,10 @@ CONTRADICTIONS: tuple[tuple[str, Callable[[ClientConfig], bool], str], ...] = (
         "0 with any optimizer but sgd, since the others have momentum of their own",
     ),
     (
-        "steps",
-        lambda c: c.upload == "gradient" and c.steps > 1,
-        f"several {NO_SINGLE_GRADIENT}",
-    ),
-    (
-        "optimizer",
-        lambda c: c.upload == "gradient" and c.optimizer != "sgd",
-        f"another than sgd {NO_SINGLE_GRADIENT}",
-    ),
-    (
-        "momentum",
-        lambda c: c.upload == "gradient" and c.momentum > 0,
-        f"momentum {NO_SINGLE_GRADIENT}",
+        "upload",
+        lambda c: c.upload == "gradient" and not c.one_plain_step,
+        "weight_difference with several steps, momentum or another optimizer than sgd: such a "
+        "client has no single gradient",
     ),
     (
         "position_noise",

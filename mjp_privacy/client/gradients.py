@@ -72,23 +72,10 @@ class FedSGDClient:
 
     def described(self, values: Mapping[str, Tensor], **further: Any) -> ClientUpdate:
         """An upload of these values, with what the recipe says of it and further fields."""
-        config = self.config
-        differs = config.upload == "weight_difference"
-        return ClientUpdate(
-            values,
-            kind=config.upload,
-            dtype=self.model.like.dtype,
-            batch=config.batch,
-            optimizer=config.optimizer,
-            lr=config.lr if differs else None,
-            steps=config.steps,
-            weight_decay=config.weight_decay if differs else 0.0,
-            momentum=config.momentum,
-            dal_lambda=config.dal_lambda if self.localizes else 0.0,
-            autocast=config.autocast,
-            clipped=config.clips,
-            **further,
-        )
+        stated = self.config.stated
+        if not self.localizes:
+            stated["dal_lambda"] = 0.0
+        return ClientUpdate(values, dtype=self.model.like.dtype, **stated, **further)
 
     @property
     def localizes(self) -> bool:

@@ -70,8 +70,6 @@ def make_upload(
         rounding=_joined([part.rounding for part in parts], wanted),
         undeclared=torch.stack(unknown).any(0).cpu() if client.defenses and unknown else None,
         round=round,
-        partners=client.partners,
-        weights_before=weights_of(model) if client.server_lr else None,
     )
     return noisy(update, client.position_noise, inputs[0].image_ids, seed=seed)
 
@@ -309,7 +307,7 @@ def noisy(
         ]
     )
     sent = {**update.grads, TABLE: gradient + per_step(scale, gradient) * noise.to(gradient)}
-    return replace(update, grads=sent, position_noise=relative)
+    return replace(update, grads=sent)
 
 
 # ------------------------------------------------------------------------------------------------

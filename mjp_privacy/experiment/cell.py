@@ -49,7 +49,7 @@ from mjp_privacy.experiment.diagnostics import (
 )
 from mjp_privacy.experiment.plan import NO_TRUTH, refused_by_network, refused_by_setting
 from mjp_privacy.experiment.source import Block0, ModelUploads, Observation
-from mjp_privacy.interfaces import Control, Reconstruction, Truth
+from mjp_privacy.interfaces import Control, Reconstruction
 from mjp_privacy.metrics import References, prepare, score
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import SMALLEST
@@ -119,8 +119,7 @@ class CellTask:
             return torch_generator("attack", self.facts.seed, *named)
 
         if isinstance(attack, Control):
-            truth = Truth(seen.plain, seen.inputs.labels, seen.inputs.image_ids)
-            answer = attack.run(seen.view, truth, seen.inputs, generator=generator_of(0))
+            answer = attack.run(seen.view, seen.plain, seen.inputs)
             made = checked_reconstruction(answer, seen.view, count)
             return self._scored(seen, records, Done(made, unfinished(made, count)))
         started = clock(self.device)

@@ -29,9 +29,10 @@ from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import Cell, Experiment, expand
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
 from mjp_privacy.experiment.source import META, Block, ModelVariants, Names, UploadSource
-from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Pixels, Refusal
+from mjp_privacy.interfaces import Attack, ClientUpdate, Control, Refusal
 from mjp_privacy.models import LoadedModel, MJPVisionTransformer
 from mjp_privacy.uploads.folder import Series
+from mjp_privacy.uploads.memory import view_of
 
 NO_ONE_INPUT = Refusal(
     "target",
@@ -219,10 +220,9 @@ def foreseen(variants: ModelVariants, cell: Cell, names: Names) -> Refusal | Non
     client = cell.client
     model = variants.of(cell.victim, cell.dtype, client.positions, client.adapters)
     trainer = FedSGDClient(model, client)
-    further = {"partners": client.partners, "position_noise": client.position_noise}
 
     def uploads(needed: Sequence[str]) -> Sequence[ClientUpdate]:
-        update = trainer.described(empty_gradients(model, trainer.wanted(needed)), **further)
+        update = trainer.described(empty_gradients(model, trainer.wanted(needed)))
         return [update] * cell.uploads
 
     return asked_of(cell, model, names, uploads, labelled=True)
@@ -269,10 +269,9 @@ def asked_of(
     except Exception:  # an attack of anybody's
         return None
     updates = list(uploads(needed))
-    card, batch = model.card, updates[0].batch
-    labels = torch.zeros(batch, dtype=torch.long) if labelled else None
-    pixels = Pixels(card.img_size, card.mean, card.std)
-    view = AttackerView(model, updates, pixels, labels, SETTINGS[cell.setting].against)
+    labels = torch.zeros(updates[0].batch, dtype=torch.long) if labelled else None
+    against = SETTINGS[cell.setting].against
+    view = view_of(updates, [model] * len(updates), labels, against)
     try:
         return cell.attacker.unsupported(view)
     except Exception:  # on a tensor without values errors are of any class

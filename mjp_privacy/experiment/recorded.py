@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mjp_privacy.client.upload import HEAD, HEAD_BIAS, weights_of
+from mjp_privacy.client.upload import HEAD, HEAD_BIAS
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import clock
 from mjp_privacy.core.schema import height_width
@@ -32,7 +32,7 @@ from mjp_privacy.experiment.plan import (
     lacking,
     refused_by_setting,
 )
-from mjp_privacy.experiment.simulated import check_labels, preprocessing
+from mjp_privacy.experiment.simulated import preprocessing
 from mjp_privacy.experiment.source import (
     META,
     Block,
@@ -85,14 +85,14 @@ class Recorded(UploadSource):
         refused ones are its last line."""
         entries, models = [], {}
         for name, group in self.groups.items():
-            header, first = group.header, group.series[0].first
-            models[name] = ModelConfig(checkpoint=str(first.weights_path))
+            header, weights = group.header, group.series[0].first.weights_path
+            models[name] = ModelConfig(checkpoint=str(weights))
             entries.append(
                 GridEntry(
                     (name,),
                     ("c" if header.gamma > 0 else "a",),
                     (header.gamma,),
-                    client=vars(header.client_config(first.name)),
+                    client=vars(header.recipe),
                     dtypes=(header.dtype,),
                 )
             )
@@ -100,7 +100,7 @@ class Recorded(UploadSource):
             models[REFUSED] = ModelConfig()
             entries.append(GridEntry((REFUSED,), ("a",), dtypes=("float32",)))
         groups = list(self.groups.values())
-        batches = math.lcm(*(group.header.batch for group in groups))
+        batches = math.lcm(*(group.header.recipe.batch for group in groups))
         pools = [len(g.records) for g in groups if g.series[0].first.shuffles_images]
         block = max([experiment.block, *pools])
         return replace(
@@ -171,7 +171,7 @@ class Recorded(UploadSource):
                 labelled = all(
                     first.header.labels is not None
                     # or readable off the classifier's gradient
-                    or (first.header.batch == 1 and {HEAD, HEAD_BIAS} & {*first.sent})
+                    or (first.header.recipe.batch == 1 and {HEAD, HEAD_BIAS} & {*first.sent})
                     for first in (each.first for each in series)
                 )
                 uploads = partial(updates, series)
@@ -203,7 +203,6 @@ def _content(group: Group) -> str:
 def load_group(group: Group) -> LoadedModel:
     """The model of a group's first round; a UserError if it cannot be attacked with."""
     loaded = group.series[0].first.model()
-    check_labels(group.records, loaded)
     preprocessing(loaded)  # raises if the header's way of preparing images is impossible
     return loaded
 
@@ -275,8 +274,7 @@ class RecordedUploads(ModelUploads):
         models = [self.at(upload, cell.dtype) for upload in rounds]
         started = clock(device)
         updates = []
-        for round, model in enumerate(models):
-            update = stacked([s.uploads[round] for s in series], names, device)
-            updates.append(replace(update, weights_before=weights_of(model) if round else None))
+        for round in range(len(rounds)):
+            updates.append(stacked([s.uploads[round] for s in series], names, device))
         seconds = {"read": clock(device) - started}
         return Observation(cell, images, images, inputs, models, updates, known, seconds)

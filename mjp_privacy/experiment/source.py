@@ -28,13 +28,13 @@ from mjp_privacy.interfaces import (
     AttackerView,
     ClientInput,
     ClientUpdate,
-    Pixels,
     Refusal,
 )
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.mjp_vit import with_adapters, with_closed_form_block
 from mjp_privacy.models.sizes import LowRank
 from mjp_privacy.models.vit import copied
+from mjp_privacy.uploads.memory import view_of
 
 META = torch.device("meta")
 IN_STEP_OF = "its client step also holds"
@@ -132,9 +132,8 @@ class Observation:
     @cached_property
     def view(self) -> AttackerView:
         """All that an attack is given."""
-        card, against = self.models[0].card, SETTINGS[self.cell.setting].against
-        pixels = Pixels(card.img_size, card.mean, card.std)
-        return AttackerView(self.models[0], self.updates, pixels, self.labels, against)
+        against = SETTINGS[self.cell.setting].against
+        return view_of(self.updates, self.models, self.labels, against)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are stored beside the reconstruction."""

@@ -43,9 +43,6 @@ class FederateArguments:
     """One of the config's named rows."""
     val: Path | None = None
     """Test images to evaluate on."""
-    rounds: int | None = None
-    """Number of rounds, in place of the config's; recorded rounds, warm-up and evaluations move in
-    proportion."""
     seed: int | None = None
     """Seed of all random choices, in place of the config's."""
     engine: Literal["inprocess", "flower", "flower-deployment"] = "inprocess"
@@ -93,14 +90,12 @@ def federate(argv: list[str], usage: Usage) -> int:
     from mjp_privacy.experiment.config import Experiment, check_attacks
     from mjp_privacy.experiment.overrides import with_seconds
     from mjp_privacy.experiment.run import attack_uploads
-    from mjp_privacy.federation.config import load_federation, with_rounds
+    from mjp_privacy.federation.config import load_federation
     from mjp_privacy.federation.rounds import ATTACK, UPLOADS
     from mjp_privacy.training.run_files import check_command
 
     stale, by = stale_choice(arguments.fresh, arguments.keep), engine_config(arguments.attack)
     config = load_federation(arguments.config, arguments.row, seed=arguments.seed)
-    if arguments.rounds is not None:
-        config = with_rounds(config, arguments.rounds)
     config = replace(config, attacks=with_seconds(config.attacks, arguments.attack_seconds))
     out, device = arguments.out, arguments.device
     attacked = out / ATTACK

@@ -92,8 +92,8 @@ class Recording:
     rounds: Annotated[tuple[Whole, ...], Many] = ()
     """Rounds, counted from 0, in which the probes' uploads begin."""
     images: Count = 8
-    """Number of private training images; all rounds and probes use the same ones. Where the data
-    have fewer, each probe takes as many as fill its batches."""
+    """Number of private training images; all rounds and probes use the same ones. Each probe takes
+    as many of those that there are as fill its batches."""
     probes: Annotated[tuple[Probe, ...], Many] = (Probe(),)
     parameters: Annotated[tuple[ParameterName, ...], Field(min_length=1), Many] | None = None
     """Parameters whose tensors are written down; None: the embeddings', those of block 0's
@@ -206,37 +206,7 @@ def _check(config: FederationConfig, where: str) -> None:
         if wrong:
             raise UserError(f"{where}, {field}: expected {expected}.")
     for place, probe in enumerate(config.record.probes):
-        at = f"{where}, record.probes.{place}"
-        check_client(
-            probe_client(client, probe), config.record.images, at, f"{where}, record.images"
-        )
-
-
-def with_rounds(config: FederationConfig, rounds: int) -> FederationConfig:
-    """The federation with this many rounds.
-
-    Recorded rounds, warm-up and the rounds between two evaluations keep their share of the whole;
-    rounds that become equal are recorded once.
-    """
-    if rounds == config.rounds:
-        return config
-    longest = longest_probe(config) if config.record.rounds else 1
-    if rounds < longest:
-        raise UserError(
-            f"--rounds: expected at least {longest}, the rounds that a recorded client takes "
-            f"(record.probes), got {rounds}. Give --rounds {longest} or more."
-        )
-    share, server = rounds / config.rounds, config.server
-    warmup = max(round(server.warmup * share), 1) if server.warmup else 0
-    old, new = (number - longest_probe(config) for number in (config.rounds, rounds))
-    starts = (round(start * new / old) if old else 0 for start in config.record.rounds)
-    return replace(
-        config,
-        rounds=rounds,
-        server=replace(server, warmup=warmup),
-        record=replace(config.record, rounds=tuple(dict.fromkeys(starts))),
-        evaluate_every=max(round(config.evaluate_every * share), 1),
-    )
+        check_client(probe_client(client, probe), None, f"{where}, record.probes.{place}")
 
 
 def longest_probe(config: FederationConfig) -> int:

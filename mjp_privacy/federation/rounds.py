@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from attacks import find_attack
-from mjp_privacy.client.config import ClientConfig, client_recipe
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
@@ -189,7 +189,7 @@ def header_of(
         mean=model.card.mean,  # type: ignore[arg-type]
         std=model.card.std,  # type: ignore[arg-type]
         gamma=config.gamma,
-        recipe=client_recipe(client),
+        recipe=client,
         partial=partial,
     )
 
@@ -241,17 +241,6 @@ class Federation:
         """
         self._resume()
         write_json(self.out / RESOLVED, asdict(self.config))
-        record = self.config.record
-        if len(self.recorder.places) < record.images and record.rounds:
-            numbers = {len(self.recorder.whole(probe)): None for probe in record.probes}
-            recorded = " and ".join(map(str, numbers))
-            self.journal.say(
-                f"record.images: {recorded} are recorded; the data have no {record.images}"
-            )
-        images = {"train_images": self.task.train, "test_images": self.task.test or ()}
-        for name, taken in images.items():
-            if len(taken) < (getattr(self.config, name) or 0) and taken:
-                self.journal.say(f"{name}: the data have {len(taken)}, and all are taken")
         self._check_uploads()
         if self.round == self.config.rounds:
             self._measure(None)  # where its line is lost and the checkpoint does not know it

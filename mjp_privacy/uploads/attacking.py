@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 from rich.console import Console
 from torch import Tensor
-from typing_extensions import Unpack
 
 from attacks import ATTACKS, find_attack, traits_of
 from attacks.budget import OVER
@@ -41,7 +40,7 @@ from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import Doubt, judged, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
-from mjp_privacy.uploads.reading import ClientStep, Held, Images, Labels, Models, read_images, said
+from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
 
 Named = Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
@@ -64,7 +63,7 @@ def attack_gradients(
     seconds: float = 300,
     images: Images | None = None,
     seed: int = 0,
-    **step: Unpack[ClientStep],
+    **step: Any,
 ) -> Leak:
     """What the pictures of a client's step look like to whoever sees its gradients.
 
@@ -98,9 +97,11 @@ def attack_gradients(
                and `notes` say so
     images     the private images (B, C, H, W) in [0, 1], to score against; those of all uploads
                where several hold batches
-    step       what is public of the client's step, as `ClientStep` of uploads/reading.py has it:
-               kind, batch, lr, steps, optimizer, momentum, weight_decay, dal_lambda, defenses,
-               noise, rounding, autocast
+    step       what is public of the client's step: its `kind` (weight_difference: weights after
+               minus before); fields of `ClientConfig` of client/config.py, such as batch (without
+               it, labels or images say how many there are), lr, steps, optimizer, momentum,
+               weight_decay, dal_lambda, defenses, autocast; and `noise` and `rounding`, standard
+               deviations of what defences added to every entry, or to those that are not zero
     """
     if not seconds > 0:
         raise UserError(f"seconds={seconds}: expected a positive number.")
@@ -151,12 +152,11 @@ def attack_gradients(
             if private is not None:
                 made = scored(made, private, size)
             results[name] = replace(made, seconds=time.perf_counter() - began)
-    notes = [*batch_notes(size, several, results), *uploads.notes]
-    why = refused.get("token_peeling")
-    if size > 1 and why is not None and not any(made.verified for made in results.values()):
+    notes = list(uploads.notes)
+    if size > 1 and any(not {"batches", "steps"} & traits_of(name) for name in results):
         notes.append(
-            f"token_peeling, which finds most batches exactly, was refused ({why}): what "
-            "other attacks find says less than such an upload holds"
+            f"batch {size}: closed forms that are not made for batches return mixtures of the "
+            "step's pictures, so their low scores are no evidence of safety"
         )
     none = torch.zeros(1)
     if late := [name for name, made in results.items() if made.diagnostics.get(OVER, none).any()]:
@@ -176,26 +176,11 @@ def attack_gradients(
         floor,
         tuple(notes),
         size,
-        declared_residual(view),
         skipped,
         time.perf_counter() - started,
         _moved(results, view),
         view.model.other_size,
     )
-
-
-def declared_residual(view: AttackerView) -> float:
-    """The residual that the declared noise and rounding of the uploads give a perfect picture."""
-    shares = []
-    for update in view.updates:
-        sent = update.grads.get(PATCH)
-        if sent is None or update.batch > 1 or update.kind != "gradient":
-            return 0.0
-        errors = [e[PATCH] for e in (update.noise, update.rounding) if PATCH in e]
-        variance = sum((error.double().cpu().square() for error in errors), torch.zeros(len(sent)))
-        spread = (variance * sent[0].numel()).sqrt()
-        shares.append(spread / sent.double().cpu().flatten(1).norm(dim=1))
-    return float(torch.stack(shares).mean())
 
 
 def _moved(results: Mapping[str, Reconstructed], view: AttackerView) -> int:
@@ -246,25 +231,6 @@ def _is_needless(name: str, results: Mapping[str, Reconstructed], view: Attacker
     weighs = "noise" in traits_of(name) and "batches" not in traits_of(name)
     may_improve = name in CHEAP or (weighs and any(map(is_disturbed, view.updates)))
     return not may_improve and any(made.is_certain for made in results.values())
-
-
-def batch_notes(batch: int, uploads: int, ran: Collection[str]) -> tuple[str, ...]:
-    """What to know of the attacks that were run on batches: one note, and none for single images.
-
-    batch_notes(4, 1, ["patch_gradient"])   # "batch 4: closed forms return mixtures of ..."
-    """
-    if batch == 1 or not ran:
-        return ()
-    made = [name for name in ran if "batches" in traits_of(name)]
-    optimised = [name for name in ran if "steps" in traits_of(name)]
-    told = [f"{name}: {ATTACKS[name].summary}" for name in made]
-    if {*ran} - {*made, *optimised}:
-        step = "step" if uploads == 1 else "first step"
-        mixtures = f"return mixtures of the {step}'s pictures, so their low scores are no evidence"
-        told.append(f"{'other ' * bool(made)}closed forms {mixtures} of safety")
-    if uploads == 1 and not optimised:
-        told.append("attacks=['inverting_gradients'] matches the gradient instead, in minutes")
-    return (f"batch {batch}: {'; '.join(told)}",)
 
 
 # one attack ---------------------------------------------------------------------------------------

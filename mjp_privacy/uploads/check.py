@@ -13,19 +13,16 @@ from typing import Any
 import torch
 
 from attacks import ATTACKS, find_attack, traits_of
-from attacks.equations import HEAD, HEAD_BIAS, TABLE
+from attacks.equations import HEAD, HEAD_BIAS
 from attacks.equations.patch_system import gradient, lacks_gradients, weights
-from attacks.equations.sent_gradients import holds_no_gradient
-from attacks.prior.files import SHIPPED
 from attacks.step import BREAKDOWN
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import json_value
-from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.schema import Size, size_text
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.experiment.config import AttackConfig, Cell
-from mjp_privacy.experiment.diagnostics import shows_no_mask
 from mjp_privacy.experiment.plan import foreseen, lacking
 from mjp_privacy.experiment.recorded import load_group
 from mjp_privacy.experiment.source import META, ModelVariants
@@ -47,7 +44,6 @@ from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
 HEAD_FITS_HALF = 0.1  # the same of logits in half precision, and of gradients sent so
 LARGEST = 6  # times its standard deviation: noise on no class is larger
-SHOWN = 3  # number of unshuffled uploads that are named
 LEAST = 2  # uploads that an attack on several is asked with
 TRIED = 5  # number of series whose pixels are looked at
 
@@ -56,75 +52,36 @@ TRIED = 5  # number of series whose pixels are looked at
 
 
 def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
-    """All that there is to say of a group of uploads, a sentence each."""
-    header, view = group.header, seen(group.series[0].uploads[:1], model)
-    yield from _headers(group, model, view)
-    yield from _unshuffled(group, model)
-    if header.batch > 1 or header.steps > 1 or header.recipe.get("defenses"):
-        return
-    yield from _classifier(group, view)
-    for series in group.series[:TRIED]:
-        fed = fed_pixels(seen(series.uploads, model))
-        if fed is not None and (wrong := declared_wrongly(fed, header.mean, header.std)):
-            yield f"{series.first.name}: {wrong} (the header's `mean` and `std`)"
-            return
-
-
-def _headers(group: Group, model: LoadedModel, view: AttackerView) -> Iterator[str]:
-    """What the header says otherwise than uploads and weights, or what weakens attacks."""
-    header, first, update = group.header, group.series[0].first, view.updates[0]
-    client = header.client_config(group.name)
-    absent = [name for name, _ in model.named_parameters() if name not in update.grads]
-    refusal = holds_no_gradient(update) if header.kind == "weight_difference" else None
-    approximate = header.kind == "weight_difference" and client.pseudo_gradient == "approximate"
-    by_autocast = header.autocast == "none" and header.kind == "gradient"
-    table: tuple[tuple[object, str], ...] = (
-        (refusal, f"{refusal}; train with plain SGD, or upload gradients"),
-        (
-            approximate and refusal is None,
-            f"a weight difference of {header.steps} {header.optimizer} step(s) with momentum "
-            f"{header.momentum:g}: its pseudo-gradient is approximate, and rows say so",
-        ),
-        (
-            absent and not header.partial,
+    """What weakens attacks on a group of uploads, and what its header says otherwise than uploads
+    and weights, a sentence each."""
+    header, client, first = group.header, group.header.recipe, group.series[0].first
+    if client.upload == "weight_difference" and client.pseudo_gradient == "approximate":
+        yield (
+            f"a weight difference of {client.steps} {client.optimizer} step(s) with momentum "
+            f"{client.momentum:g}: its pseudo-gradient is approximate, and rows say so"
+        )
+    absent = [name for name, _ in model.named_parameters() if name not in first.sent]
+    if absent and not header.partial:
+        yield (
             f"{len(absent)} of the model's parameters were not uploaded, {first_of(absent, 1)}; "
-            "attacks that read them do not apply",
-        ),
-        (
-            header.gamma and model.unk_embed is None,
-            f"gamma is {header.gamma:g}, but the model of {header.weights} has no unk_embed",
-        ),
-        (
-            by_autocast and update.autocast != "none",
-            f"the gradients in {first.name} show the rounding of {update.autocast} autocast, which "
-            f'attacks take into account; the header may say it: "autocast": "{update.autocast}"',
-        ),
-    )
-    yield from (sentence for holds, sentence in table if holds)
+            "attacks that read them do not apply"
+        )
+    if header.gamma and model.unk_embed is None:
+        yield f"gamma is {header.gamma:g}, but the model of {header.weights} has no unk_embed"
     declared = read_metadata(str(first.weights_path))
     for name, in_header in (("mean", header.mean), ("std", header.std)):
         told = json_value(declared.get(name, "null"), first.weights_path, WEIGHTS_FILE)
         if told not in (None, list(in_header)):
             both = f"says {name} {shown(told, 100)}, the header {list(in_header)}"
             yield f"the weights file {both}"
-
-
-def _unshuffled(group: Group, model: LoadedModel) -> Iterator[str]:
-    """Uploads of an MJP client which show that they masked nothing. A weight difference must be
-    read with the weights of its own round."""
-    names, uploads = [], [upload for series in group.series for upload in series.uploads]
-    for upload in uploads if group.header.gamma else []:
-        own = upload.header.kind == "gradient" or upload.header.weights == group.header.weights
-        view = seen([upload], model if own else upload.model())
-        without_mask = shows_no_mask(view, view.updates[0])
-        if without_mask is not None and bool((without_mask == 1).all()):
-            names.append(upload.name)
-    if names:
-        yield (
-            f"{len(names)} of {len(uploads)} uploads are unshuffled: no row of their gradient of "
-            f"{TABLE} is zero, so no patch was masked, and their pictures come back as a plain "
-            f"client's do ({first_of(names, SHOWN)})"
-        )
+    if client.batch > 1 or client.steps > 1 or client.defenses:
+        return
+    yield from _classifier(group, seen(group.series[0].uploads[:1], model))
+    for series in group.series[:TRIED]:
+        fed = fed_pixels(seen(series.uploads, model))
+        if fed is not None and (wrong := declared_wrongly(fed, header.mean, header.std)):
+            yield f"{series.first.name}: {wrong} (the header's `mean` and `std`)"
+            return
 
 
 def _classifier(group: Group, view: AttackerView) -> Iterator[str]:
@@ -135,7 +92,7 @@ def _classifier(group: Group, view: AttackerView) -> Iterator[str]:
     """
     update = view.updates[0]
     two_heads = any(name.startswith("head_dist.") for name in update.grads)  # whose mean is taken
-    if group.header.optimizer != "sgd" or two_heads or lacks_gradients(view, HEAD, HEAD_BIAS):
+    if update.optimizer != "sgd" or two_heads or lacks_gradients(view, HEAD, HEAD_BIAS):
         return
     sent = {name: gradient(view, update, name)[:1] for name in (HEAD, HEAD_BIAS)}
     expected, bias_grad = answer_of(sent, weights(view, update))[0], sent[HEAD_BIAS][0]
@@ -253,8 +210,9 @@ def check_uploads(folder: Path) -> CheckedFolder:
 
 def _checked(group: Group) -> CheckedGroup:
     header, uploads = group.header, sum(len(series.uploads) for series in group.series)
-    client = header.kind, header.batch, header.steps
-    checked = CheckedGroup(group.name, uploads, len(group.records), *client, group.scored)
+    client, images = header.recipe, len(group.records)
+    told = client.upload, client.batch, client.steps
+    checked = CheckedGroup(group.name, uploads, images, *told, group.scored)
     notes: list[str] = []
     try:
         model = load_group(group)
@@ -312,20 +270,26 @@ def check_model(
     """
     arguments = {**_place(model), "img_size": img_size}
     own = outline_model(**arguments)
-    if batch < 1:
-        raise UserError(f"--batch: expected 1 or more images, got {batch}.")
-    parameters = [name for name, _ in own.named_parameters()]
-    for name in withhold:
-        if name not in parameters:
-            near = did_you_mean(name, parameters, " Such are pos_embed and head.bias.")
-            raise UserError(f"--withhold: expected a parameter of the model, got {name!r}.{near}")
     asked, client = own, ClientConfig(batch=batch, withhold=tuple(withhold))
+    FedSGDClient(own, client).wanted(None)  # raises for a parameter that it does not have
     if mjp and own.unk_embed is None:
         asked = outline_model(**arguments, unknown_embedding=True, unknown_init="zeros")
     line = f"{model}: {_described(own, outline_spec(**arguments)[0].num_heads)}"
     answers = _answers(asked, client, "c" if mjp else "a")
-    apply = [name for name, answer in answers.items() if answer.startswith("yes")]
-    notes = [text for text, holds in _model_remarks(own, batch, mjp, apply).items() if holds]
+    for_batches = {"batches", "steps", "no picture"}
+    mixing = [n for n, a in answers.items() if a[:3] == "yes" and not for_batches & traits_of(n)]
+    notes = []
+    if batch > 1 and mixing:
+        notes.append(f"batch {batch}: {', '.join(mixing)} return mixtures of its pictures")
+    if own.unk_embed is None and mjp:
+        notes.append(
+            "asked as an MJP client with an E_unk that was not trained, as in "
+            "configs/ladder_vit.yaml"
+        )
+    elif own.unk_embed is None and own.pos_embed is not None:
+        notes.append(
+            "no patch can be masked; --mjp asks about this model as an MJP client, with an E_unk"
+        )
     return ModelAnswer(line, notes, answers)
 
 
@@ -356,31 +320,6 @@ def _described(model: LoadedModel, heads: int | None) -> str:
         f"p = {model.patch_embed.proj.weight[0].numel()} values a patch, "
         f"{own}, {masks}"
     )
-
-
-def _model_remarks(
-    model: LoadedModel, batch: int, mjp: bool, apply: Sequence[str]
-) -> dict[str, bool]:
-    """What matters of the attacks that apply: the sentence, and whether it holds."""
-    patch, width = model.patch_size, model.embed_dim
-    values, masks = model.patch_embed.proj.weight[0].numel(), model.unk_embed is not None
-    below = ", ".join(name for name in apply if "rank" in traits_of(name))
-    for_batches = {"batches", "steps", "no picture"}
-    mixing = ", ".join(name for name in apply if not for_batches & traits_of(name))
-    return {
-        f"D = {width} < p = {values}: the embedding drops {values - width} directions of a patch, "
-        f"so this rank ceiling bounds {below}; a prior fills them in": bool(below)
-        and width < values,
-        f"no prior was fitted to patches of {patch}×{patch}: `fitted` derives their covariance "
-        f"from its spectrum; better: mjp fit-prior --images DIR --patch {patch}": not (
-            SHIPPED / f"patch{patch}.safetensors"
-        ).is_file(),
-        f"batch {batch}: {mixing} return mixtures of its pictures": batch > 1 and bool(mixing),
-        "asked as an MJP client with an E_unk that was not trained, as in "
-        "configs/ladder_vit.yaml": mjp and not masks,
-        "no patch can be masked; --mjp asks about this model as an MJP client, with an "
-        "E_unk": not mjp and not masks and model.pos_embed is not None,
-    }
 
 
 UNMASKED = ("plain_step", "patch_jigsaw")  # attacks that refuse pictures with masked patches

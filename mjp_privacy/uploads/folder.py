@@ -14,7 +14,6 @@ allocate is bounded by its weights file.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -104,12 +103,13 @@ class Series:
         """The images of its batch, named as the private images where those are known."""
         upload, header = self.first, self.first.header
         truth = upload.truth_file()
-        names = photographs = [f"{upload.name}/{place}" for place in range(header.batch)]
+        batch = header.recipe.batch
+        names = photographs = [f"{upload.name}/{place}" for place in range(batch)]
         if truth is not None:
-            augments = header.recipe.get("augment", "none") != "none"
+            augments = header.recipe.augment != "none"
             names = [f"{name}@{header.round}" if augments else name for name in truth.image_ids]
             photographs = list(truth.photographs)
-        labels = header.labels or (None,) * header.batch
+        labels = header.labels or (None,) * batch
         return tuple(
             ImageRecord(name, label, "none" if label is None else "file", group=photograph)
             for name, label, photograph in zip(names, labels, photographs, strict=True)
@@ -187,7 +187,7 @@ def group_uploads(
     for name, members in zip(_names(lines), lines, strict=True):
         sound = [each for each in members if not any(u.name in refused for u in each.uploads)]
         if sound:
-            batch = sound[0].first.header.batch
+            batch = sound[0].first.header.recipe.batch
             most = len(sound) if limit is None else max(limit // batch, 1)
             groups.append(Group(name, tuple(sound[:most])))
     return groups
@@ -197,13 +197,12 @@ def lines_of(series: Sequence[Series]) -> list[list[Series]]:
     """The series that make each line of a table, in the order of the table."""
     by_key: dict[tuple[str, int, int, int, str, str], list[Series]] = {}
     for each in series:
-        header = each.first.header
-        shared = dataclasses.asdict(header)
-        recipe = repr(sorted((k, v) for k, v in shared.items() if k not in MAY_DIFFER))
-        rounds = [(u.header.round, u.header.weights, u.header.lr) for u in each.uploads]
+        header, client = each.first.header, each.first.header.recipe
+        recipe = repr(sorted((k, v) for k, v in header.facts.items() if k not in MAY_DIFFER))
+        rounds = [(u.header.round, u.header.weights, u.header.recipe.lr) for u in each.uploads]
         rest = f"{recipe} {rounds} {'' if each.first.has_truth else 'without truth'}"
         rest += " ".join(each.first.sent)
-        key = (header.label, header.round, header.batch, header.steps, header.weights, rest)
+        key = (header.label, header.round, client.batch, client.steps, header.weights, rest)
         by_key.setdefault(key, []).append(each)
     return [by_key[key] for key in sorted(by_key)]
 
@@ -224,14 +223,14 @@ def series_of(uploads: Sequence[Upload]) -> list[Series]:
 def _names(lines: Sequence[Sequence[Series]]) -> list[str]:
     """Names of the lines for tables: the label, and with it whatever of round, batch and steps
     differs among lines of that label; " #2" and so on behind one that was there before."""
-    headers = [members[0].first.header for members in lines]
+    headers = [members[0].first.header.facts for members in lines]
     names: list[str] = []
     for header in headers:
-        namesakes = [other for other in headers if other.label == header.label]
-        parts = [header.label]
+        namesakes = [other for other in headers if other["label"] == header["label"]]
+        parts = [header["label"]]
         for fact, text in TOLD_APART:
-            if len({getattr(namesake, fact) for namesake in namesakes}) > 1:
-                parts.append(text.format(getattr(header, fact)))
+            if len({namesake[fact] for namesake in namesakes}) > 1:
+                parts.append(text.format(header[fact]))
         name = numbered = cut(", ".join(parts), LONGEST_NAME)
         number = 1
         while numbered in (REFUSED, *names):
@@ -431,7 +430,7 @@ class Examiner:
 
     def _of_truth(self, upload: Upload) -> None:
         if (file := upload.truth_file()) is not None:
-            model, batch = self.outline(upload), upload.header.batch
+            model, batch = self.outline(upload), upload.header.recipe.batch
             file.check_shapes(batch, model.card.img_size, model.patch_embed.num_patches)
             file.read()
 
@@ -463,10 +462,9 @@ def _within(series: Series) -> str:
     """What the uploads of a series disagree in; empty if they agree."""
 
     def facts(upload: Upload) -> dict[str, object]:
-        names = [f.name for f in dataclasses.fields(upload.header) if f.name not in CHANGES]
         file = upload.truth_file()
-        ids = None if file is None else file.image_ids
-        return {**{name: getattr(upload.header, name) for name in names}, "image_ids": ids}
+        told = {name: fact for name, fact in upload.header.facts.items() if name not in CHANGES}
+        return {**told, "image_ids": None if file is None else file.image_ids}
 
     first, ours = series.first, facts(series.first)
     for other in series.uploads[1:]:

@@ -156,13 +156,6 @@ EXPLAINED, TELLS, EQUAL = 1e-2, 0.1, 1e-4
 gradient, where it is below this share of what moving all patches by one leaves, or below the last.
 In new networks other pictures leave little: patches moved by one .0005 to .01 (DeiT-III, CaiT,
 DINOv2, ViT-Ti), the client's own 2e-5 at most, in float32."""
-ALL, LEAST_SMOOTHED = 1e-3, 0.5
-"""Label smoothing scales the gradient of a classifier that knows nothing yet, and nearly that of
-others, by factors down to the second. It leaves a residual above the first; clipping leaves none,
-unless noise was added or the gradient is of half precision."""
-NOISY, PART_SEEN = 1.5, 0.5
-"""A residual below the first times the declared noise is that of the noise, if the picture also
-explains this share of the energy that the noise leaves: under strong noise any picture is below."""
 
 PART = "the uploaded gradient of the patch embedding"
 AS_DECLARED = (
@@ -173,7 +166,8 @@ NOT_ASSUMED = (
     "one of these is not as assumed: the loss (plain cross entropy; dropout, label smoothing and "
     "mixup change it), labels, sign, scale (lr, loss scale), optimizer, weights (several steps "
     "move them), batch, mean and std, the pictures' size (`img_size=`), a defence's error "
-    "(`kind=`, `noise=`, `rounding=`, `defenses=` and the like declare them)"
+    "(`kind=`, `noise=`, `rounding=`, `defenses=` and the like declare them; noise leaves a part, "
+    "too, and more of a picture that was solved from noisy equations)"
 )
 
 
@@ -181,8 +175,8 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
     """Which of an attack's pictures are certain, and whether they explain the uploaded gradient,
     those of a batch together."""
     assert best.images is not None
-    declared, shape = leak.declared, leak.another_shape
-    shared, known = SHARING in best.diagnostics, not math.isnan(best.residual)
+    shape, known = leak.another_shape, not math.isnan(best.residual)
+    shared = SHARING in best.diagnostics
     several = leak.batch > 1 or shared
     count, certain = len(best.images), best.verified if several else best.is_certain
     of = "places for pictures that uploads share" if shared else "pictures"
@@ -190,13 +184,7 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
     scaled = f"residual {best.scaled_residual:.2g} {_times(best.factor)}"
     left = f"{scaled}, {best.residual:.2g} as it is"
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.2g})"
-    noise = ""
-    if declared and not several:
-        noise = (
-            f"the declared noise makes {declared:.2g} of it for the client's own picture, and up "
-            "to cond(A) times as much for one that was solved from noisy equations; more says that "
-        )
-    fits = _explained(best, 0.0 if several else declared)
+    fits = _explained(best)
     if fits:
         whole = f"As a whole {best.attack}'s batch" if several else mine
         fits = f"{whole} {fits}"
@@ -215,7 +203,7 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
                 f"them, {condition}{others}."
             )
         if not fits and known and best.verified == count:
-            fits = f"A part of the uploaded gradient is left ({left}): {noise}{NOT_ASSUMED}."
+            fits = f"A part of the uploaded gradient is left ({left}): {NOT_ASSUMED}."
         return f"{said} {fits}".strip()
     order = f" Borders alone put {best.ordered} patches in order." if best.ordered else ""
     counted = f" Pictures count as square ({shape})." if shape else ""
@@ -233,16 +221,16 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
             f"{mine} come{'' if several else 's'} near the uploaded gradient ({left}), but with "
             f"all patches moved by one the residual is {best.rolled:.2g}: it hardly tells pictures "
             f"apart.{order}{counted} That is no evidence of safety, so look (.show()); if it is "
-            f"another picture, {noise}{NOT_ASSUMED}."
+            f"another picture, {NOT_ASSUMED}."
         )
     return (
         f"Nothing has the whole uploaded gradient; {mine} come{'' if several else 's'} nearest "
         f"({left if known else solved.strip(' ()')}).{counted} That is no evidence of safety, so "
-        f"look (.show()): the attacks do not reach the whole, or {noise}{NOT_ASSUMED}."
+        f"look (.show()): the attacks do not reach the whole, or {NOT_ASSUMED}."
     )
 
 
-def _explained(best: Reconstructed, declared: float) -> str:
+def _explained(best: Reconstructed) -> str:
     """How the pictures explain the uploaded gradient, to the sentence's end; empty where they do
     not."""
     residual, times = best.scaled_residual, _times(best.factor)
@@ -251,21 +239,11 @@ def _explained(best: Reconstructed, declared: float) -> str:
         enough = min(EXPLAINED, max(EQUAL, TELLS * best.rolled))
     if best.residual < enough:
         return f"has {PART} (residual {best.residual:.1e})."
-    if residual < enough and LEAST_SMOOTHED < best.factor < 1 and residual > ALL > declared:
-        return (
-            f"explains most of {PART} {times} (residual {residual:.1e}); another "
-            "loss (label smoothing, mixup) leaves such a rest, or a clipped gradient that was "
-            "rounded to half precision."
-        )
     if residual < enough:
-        why = "was it clipped, averaged or scaled" if best.factor > 0 else "is the sign another"
+        why = "is the sign another"
+        if best.factor > 0:
+            why = "was it clipped, averaged or scaled, or is the loss another (label smoothing)"
         return f"explains {PART} {times} (residual {residual:.1e}); {why}?"
-    if residual < NOISY * declared and 1 - residual**2 > PART_SEEN * (1 - declared**2):
-        return (
-            f"explains {PART} {times} as far as the declared noise lets it be seen "
-            f"(residual {residual:.2g}, of which the noise makes {declared:.2g}); many pictures "
-            "may do so."
-        )
     return ""
 
 
@@ -302,7 +280,6 @@ class Leak:
     floor: float | None = None  # mean PSNR of the mean colour of photographs, without any gradient
     notes: tuple[str, ...] = ()  # what weakens these results or may be mistaken in the call
     batch: int = 1  # images in a step; the order of those of a batch means nothing
-    declared: float = 0.0  # the residual that declared noise and rounding give a perfect picture
     skipped: Mapping[str, str] = field(default_factory=dict)  # {attack: why it was not run}
     seconds: float = 0.0  # that the call took, with reading, checks and scores
     moved: int = 0
@@ -365,7 +342,7 @@ class Leak:
     def doubt(self) -> str:
         """What speaks against the declared mean and std, seen from the best pictures or, where
         these do not explain the gradient, from any; else nothing."""
-        told = self.ranked[:1] if self.ranked and _explained(self.best, 0.0) else list(self)
+        told = self.ranked[:1] if self.ranked and _explained(self.best) else list(self)
         return "; ".join(dict.fromkeys(why for made in told for why in made.doubts.values()))
 
     @property
@@ -442,9 +419,9 @@ class Leak:
 
     @house_style()
     def show(self, path: str | Path | None = None) -> Figure:
-        """A picture of all attacks, the best first, with a row for each image and its original
-        where it was given: leak.show("leak.png"). Without a path a notebook shows what is
-        returned."""
+        """A picture of the attacks, the best first, with a row for each image and its original
+        where it was given, of seven attacks and four images at most: leak.show("leak.png").
+        Without a path a notebook shows what is returned."""
         from matplotlib.figure import Figure
 
         if not self.ranked:
@@ -474,17 +451,11 @@ class Leak:
             panel.set_axis_off()
         for row, original in enumerate(originals[:rows]):
             draw(panels[row, 0], original, "original")
-        parts = []
         for column, (made, order) in enumerate(zip(drawn, orders, strict=True), first):
             assert made.images is not None
             for row, place in enumerate(order[:rows]):
                 draw(panels[row, column], made.images[place], _title(made, row, place))
-            if (shown := min(rows, len(order))) < len(made.images):
-                parts.append(f"{shown} of {len(made.images)} pictures of {made.attack}")
-        if len(drawn) < len(self.ranked):
-            parts.append(f"{len(drawn)} of {len(self.ranked)} attacks")
-        left_out = f"\nDrawn: {', '.join(parts)}." if parts else ""
-        figure.suptitle(f"{self.verdict}{left_out}", fontsize=8, wrap=True)
+        figure.suptitle(self.verdict, fontsize=8, wrap=True)
         figure.tight_layout()
         if path is not None:
             try:

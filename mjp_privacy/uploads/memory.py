@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from attacks.equations import HEAD, HEAD_BIAS, TABLE
 from attacks.equations.sent_gradients import pseudo_gradient, rounding_error
@@ -19,7 +18,7 @@ from attacks.masked_span import WEIGHED
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.defenses.disturbance import Deviations, Draws, added
 from mjp_privacy.client.defenses.published import GaussianNoise
-from mjp_privacy.client.defenses.registry import StepDefense, check_order, defense_of
+from mjp_privacy.client.defenses.registry import StepDefense, defense_of
 from mjp_privacy.client.upload import label_in_gradient, shown_autocast, weights_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
@@ -30,12 +29,11 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.live.modules import Channels, load_module, rebuilt_by_name
 from mjp_privacy.models.vit import copied
 from mjp_privacy.uploads.reading import (
-    OF_TRAINING,
-    ClientStep,
+    ERRORS,
     Held,
     Labels,
     Models,
-    client_step,
+    ToldErrors,
     images_in_a_step,
     modules_of,
     read_gradients,
@@ -44,10 +42,10 @@ from mjp_privacy.uploads.reading import (
     refusal,
     said,
     separate_uploads,
+    step_client,
 )
 from mjp_privacy.uploads.reading import Images as Pictures
 from mjp_privacy.uploads.record import (
-    SHARED_WITH_UPDATE,
     Upload,
     UploadHeader,
     check_header,
@@ -74,7 +72,7 @@ def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.devic
     common = [name for name in names if all(name in part for part in parts)]
     dtype = getattr(torch, header.dtype)
     grads = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in common}
-    client = header.client_config(uploads[0].name)
+    client = header.recipe
     undeclared = [  # a defence that only scales examples has nothing to declare
         each.undeclared or (client.has_errors and not (each.noise or each.rounding))
         for each in (upload.header for upload in uploads)
@@ -86,22 +84,21 @@ def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.devic
         values = {name: [each.get(name, 0.0) for each in of] for name in told}
         return {n: torch.tensor(v, dtype=torch.float64).to(device) for n, v in values.items()}
 
-    shared = {name: getattr(header, name) for name in SHARED_WITH_UPDATE}
-    if header.autocast == "none":
-        shared["autocast"] = shown_autocast(grads)
     return ClientUpdate(
         grads,
         dtype=dtype,
-        client=header.client,
-        partners=client.partners,
-        dal_lambda=client.dal_lambda if client.dal else 0.0,
-        position_noise=client.position_noise,
+        round=header.round,
         noise=levels([upload.header.noise for upload in uploads]),
         rounding=levels([upload.header.rounding for upload in uploads]),
-        clipped=client.clips,
         undeclared=torch.tensor(undeclared) if client.defenses else None,
-        **shared,
+        **as_shown(client, grads).stated,
     )
+
+
+def as_shown(client: ClientConfig, grads: Mapping[str, Tensor]) -> ClientConfig:
+    """The client, with the autocast that its upload shows where nobody said any."""
+    shown = shown_autocast(grads) if client.autocast == "none" else client.autocast
+    return replace(client, autocast=shown)
 
 
 def labels_of(upload: Upload, model: LoadedModel) -> Tensor:
@@ -110,7 +107,8 @@ def labels_of(upload: Upload, model: LoadedModel) -> Tensor:
     if upload.header.labels is not None:
         return torch.tensor(upload.header.labels)
     label = shown_labels(stacked([upload], [HEAD, HEAD_BIAS], torch.device("cpu")), model)
-    return torch.full((upload.header.batch,), UNKNOWN_LABEL) if label is None else label
+    unknown = torch.full((upload.header.recipe.batch,), UNKNOWN_LABEL)
+    return unknown if label is None else label
 
 
 def shown_labels(update: ClientUpdate, model: LoadedModel) -> Tensor | None:
@@ -141,7 +139,7 @@ def view_of(
     first = models[0]
     with_weights = [
         replace(update, weights_before=None if model is first else weights_of(model))
-        for update, model in zip(updates, models, strict=True)
+        for update, model in zip(updates, models, strict=False)
     ]
     pixels = Pixels(first.card.img_size, first.card.mean, first.card.std)
     return AttackerView(first, with_weights, pixels, labels, against)
@@ -151,7 +149,7 @@ def view_of(
 
 
 def declared_errors(
-    client: ClientStep, sent: Mapping[str, Tensor]
+    client: ClientConfig, sent: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:
     """Standard deviations (n,) by name of the noise and the rounding that the client's defences
     left on what it sent, and whether the upload does not tell one of them.
@@ -160,20 +158,19 @@ def declared_errors(
     changes nothing more where it is applied to its own result. Of two defences that change a whole
     upload nobody sees what lay between them, so one is taken.
     """
-    steps, texts = len(next(iter(sent.values()))), client["defenses"]
+    steps, texts = len(next(iter(sent.values()))), client.defenses
     noise: Deviations = {}
     rounding: Deviations = {}
     unknown = False
-    check_order(texts, "")
     defenses = [defense_of(text) for text in texts]
     whole = [defense for defense in defenses if not isinstance(defense, StepDefense)]
-    if len(whole) > 1 or (texts and client["kind"] == "weight_difference"):
-        got = f"{said(list(texts))} of a {client['kind']}"
+    if len(whole) > 1 or (texts and client.upload == "weight_difference"):
+        got = f"{said(list(texts))} of a {client.upload}"
         do = "Give what they left on an entry, in the upload's own units: noise=… and rounding=…."
         raise refusal("defenses", "dp_sgd and at most one other of a gradient", got, do)
     for defense in defenses:
         if isinstance(defense, StepDefense):
-            level = defense.deviation(client["batch"] or 1)
+            level = defense.deviation(client.batch)
             noise = dict.fromkeys(sent, torch.full((steps,), level, dtype=torch.float64))
         elif isinstance(defense, GaussianNoise):
             noise = added(noise, dict.fromkeys(sent, defense.public_deviation(sent)))
@@ -209,7 +206,7 @@ class OwnUploads:
     labels: Tensor | None  # (m,)
     label_source: Literal["given", "read off the gradient", "unknown"]
     notes: tuple[str, ...]  # what may be mistaken in what was given
-    recipe: Mapping[str, Any]  # the client's, as the header of an upload has it
+    client: ClientConfig
 
     def view(self) -> AttackerView:
         """Everything that an attacker may use."""
@@ -227,11 +224,10 @@ def own_uploads(
 ) -> OwnUploads:
     """Read models and gradients, and the label off the gradient where none is given.
 
-    facts   the client's, as `ClientStep` names them. Without a batch the labels or images say how
-            many images a step has
+    facts   the client's, as `attack_gradients` takes them
     pixels  mean, std and img_size, as in `attack_gradients`
     """
-    client = client_step(facts)
+    errors = ToldErrors(**{name: facts[name] for name in ERRORS if name in facts})
     held = separate_uploads(gradients)
     modules = modules_of(model, len(held))
     loaded = {id(module): load_module(module, **pixels) for module in modules}
@@ -244,8 +240,8 @@ def own_uploads(
     if len(steps) > 1:
         got, do = f"{', '.join(map(str, steps))} of them", "They are of the same images."
         raise refusal("gradients", "as many independent steps in each upload", got, do)
-    client["batch"] = client["batch"] or images_in_a_step(labels, images, steps[0])
-    updates = [_update_of(one, client, number) for number, one in enumerate(sent)]
+    client = step_client(facts, lambda: images_in_a_step(labels, images, steps[0]))
+    updates = [_update_of(one, client, errors, number) for number, one in enumerate(sent)]
     first, card = updates[0], models[0].card
     notes = []
     if TABLE not in first.grads and getattr(models[0], TABLE, None) is not None:
@@ -300,16 +296,15 @@ def own_uploads(
                 f"labels {given.tolist()} were given, and the classifier's gradient says "
                 f"{told.tolist()}: residuals are wrong if the given ones are"
             )
-    recipe: dict[str, Any] = {"defenses": list(client["defenses"])} if client["defenses"] else {}
-    if client["dal_lambda"]:
-        recipe |= {"dal": True, "dal_lambda": client["dal_lambda"]}
     source: Any = "given" if labels is not None else "read off the gradient"
     known = told if given is None else given
     source = source if known is not None else "unknown"
-    return OwnUploads(updates, models, known, source, tuple(notes), recipe)
+    return OwnUploads(updates, models, known, source, tuple(notes), client)
 
 
-def _update_of(sent: Mapping[str, Tensor], client: ClientStep, round: int) -> ClientUpdate:
+def _update_of(
+    sent: Mapping[str, Tensor], client: ClientConfig, errors: ToldErrors, round: int
+) -> ClientUpdate:
     """What was sent in a round; numbers of less than 32 bits become float32, with their rounding
     declared where it is large enough to be weighed."""
     if TABLE in sent and not bool(sent[TABLE].any()):  # a frozen table, sent as zeros
@@ -319,25 +314,21 @@ def _update_of(sent: Mapping[str, Tensor], client: ClientStep, round: int) -> Cl
     wide = {name: sent[name].to(dtype) for name in sorted(sent)}
     noise, rounding, unknown = declared_errors(client, wide)
     steps = len(next(iter(sent.values())))
-    told = {name: torch.full((steps,), client["noise"], dtype=torch.float64) for name in sent}
-    errors = {
-        name: (half_precision_error(tensor).square() + client["rounding"] ** 2).sqrt()
+    told = {name: torch.full((steps,), errors.noise, dtype=torch.float64) for name in sent}
+    halved = {
+        name: (half_precision_error(tensor).square() + errors.rounding**2).sqrt()
         for name, tensor in sent.items()
     }
-    noise, rounding = _nonzero(added(noise, told)), _nonzero(added(rounding, errors))
-    config = ClientConfig(defenses=tuple(client["defenses"]), batch=client["batch"] or 1)
-    hidden = unknown or (config.has_errors and not (noise or rounding))
+    noise, rounding = _nonzero(added(noise, told)), _nonzero(added(rounding, halved))
+    hidden = unknown or (client.has_errors and not (noise or rounding))
     return ClientUpdate(
         wide,
         dtype=dtype,
         round=round,
-        dal_lambda=client["dal_lambda"],
-        autocast=shown_autocast(wide) if client["autocast"] == "none" else client["autocast"],
         noise=noise,
         rounding=rounding,
-        clipped=config.clips,
-        undeclared=torch.full((steps,), hidden) if client["defenses"] else None,
-        **{name: client[name] for name in ("kind", "batch", *OF_TRAINING)},  # type: ignore[literal-required]
+        undeclared=torch.full((steps,), hidden) if client.defenses else None,
+        **as_shown(client, wide).stated,
     )
 
 
@@ -398,8 +389,7 @@ def save_upload(
     round: int = 0,
     series: str | None = None,
     gamma: float = 0.0,
-    recipe: Mapping[str, Any] | None = None,
-    **step: Unpack[ClientStep],
+    **step: Any,
 ) -> Path:
     """Write one upload and the weights it was made with into a folder; the path of its tensors.
 
@@ -414,13 +404,11 @@ def save_upload(
             to FOLDER/truth: leave that out when you pass the folder on
     labels  recorded only if given; else the attacker reads them off the gradient, as here
     series  uploads with the same series name hold the same images, for attacks on several
-    gamma, recipe  MJP's ratio, and other fields of a client as the attack's configs have them
-    step    what is public of the client's step, as `ClientStep` names it: kind, batch, lr, ...
+    gamma   MJP's ratio
+    step    what is public of the client's step, as in `attack_gradients`: kind, batch, lr, ...
     model, gradients, labels, mean, std, img_size  as in `attack_gradients`
     """
     root = _free_folder(folder, name)
-    if recipe is not None and not isinstance(recipe, Mapping):
-        raise refusal("recipe", "a client's fields by name", said(recipe), "Such as {'dal': True}.")
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     own = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     update, loaded = own.updates[0], own.models[0]
@@ -448,10 +436,8 @@ def save_upload(
         gamma=gamma,
         series=series,
         round=round,
-        recipe={**own.recipe, **(recipe or {})},
-        batch=batch,
+        recipe=as_shown(own.client, update.grads),
         labels=None if given is None else tuple(given.tolist()),
-        **{field: getattr(update, field) for field in ("kind", *OF_TRAINING)},
     )
     check_header(header, root / f"{name}.json")  # as whoever reads it will
     header = replace(header, weights=record_weights(root, loaded))

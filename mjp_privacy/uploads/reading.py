@@ -5,36 +5,23 @@ under this package's names, and what is public of it. What cannot be read is sai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from typing_extensions import TypedDict
 
 from attacks.equations import PATCH, PATCH_BIAS, TABLE, UNKNOWN
-from mjp_privacy.client.config import DefenseText, LocalSteps
-from mjp_privacy.client.upload import Autocast
+from mjp_privacy.client.config import ClientConfig, told_client
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
-from mjp_privacy.core.schema import (
-    STRICT,
-    Many,
-    NotNegative,
-    Positive,
-    Share,
-    Size,
-    height_width,
-    parse,
-)
+from mjp_privacy.core.schema import NotNegative, Size, height_width, schema
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.live.modules import of_live_names
-from mjp_privacy.uploads.record import Images as StepImages
-from mjp_privacy.uploads.record import Kind, UploadHeader
 
 WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")
 """What DataParallel, FSDP and torch.compile put in front of a name."""
@@ -89,64 +76,39 @@ def _differentiable(tensor: Tensor) -> Tensor:
 # the client --------------------------------------------------------------------------------------
 
 
-class ClientStep(TypedDict, total=False):
-    """What is public of a client's step: the keywords that `attack_gradients` and `save_upload`
-    share, with these types and bounds."""
+@schema
+class ToldErrors:
+    """Standard deviations of errors, in the units of what was sent."""
 
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-
-    kind: Kind
-    """gradient, or weight_difference: weights after minus weights before."""
-    batch: StepImages | None
-    """Images in a step; None: as the number of labels or images says, else 1."""
-    lr: Positive | None
-    """Of the client's training, for weight differences; and the next four."""
-    steps: LocalSteps
-    optimizer: Literal["sgd", "adamw"]
-    """Adam without weight decay moves weights as adamw does. No attack here reads the weight
-    difference of another one, which is no evidence of safety."""
-    momentum: Share
-    weight_decay: NotNegative
-    dal_lambda: NotNegative
-    """Weight of MJP's extra loss (DAL), where the client has it in its loss."""
-    defenses: Annotated[Sequence[DefenseText], Many]
-    """What the client did to its gradient, as a config says it: [{"dp_sgd": 0.5}, "int8"]."""
-    noise: NotNegative
-    """Standard deviation, in the gradient's units, of what a defence added to every entry."""
-    rounding: NotNegative
-    """The same for errors that leave a zero entry zero (quantised or dropped entries);
-    half-precision tensors need none."""
-    autocast: Autocast
-    """"fp16" or "bf16" where the client computed under torch.autocast; a float32 gradient that was
-    rounded so shows it, and need not say it."""
+    noise: NotNegative = 0.0
+    """Of what a defence added to every entry."""
+    rounding: NotNegative = 0.0
+    """Of errors that leave a zero entry zero (quantised or dropped entries); half-precision tensors
+    need none."""
 
 
-OF_TRAINING = ("lr", "steps", "optimizer", "momentum", "weight_decay")
-"""Facts that matter for weight differences alone."""
-AS_USUAL: ClientStep = {
-    **{name: getattr(UploadHeader, name) for name in ("kind", "autocast", *OF_TRAINING)},  # type: ignore[typeddict-item]
-    "batch": None,
-    "dal_lambda": 0.0,
-    "defenses": (),
-    "noise": 0.0,
-    "rounding": 0.0,
-}
+ERRORS = ("noise", "rounding")
 
 
-def client_step(facts: Mapping[str, Any]) -> ClientStep:
-    """The facts as a user gave them, checked; what is not given is as usual."""
-    client: ClientStep = parse(ClientStep, {**AS_USUAL, **facts}, "The client's step")
-    training = {name: value for name, value in client.items() if name in OF_TRAINING}
-    changed = [f"{n}={said(v)}" for n, v in training.items() if v != dict(AS_USUAL)[n]]
-    if client["kind"] == "gradient" and changed:
+def step_client(facts: Mapping[str, Any], batch: Callable[[], int]) -> ClientConfig:
+    """What is public of a client's step, as a user told it by keywords; batch() is asked where
+    nobody said how many images it has."""
+    told = {name: value for name, value in facts.items() if name not in ERRORS}
+    for name in ("batch", "lr"):
+        if told.get(name) is None:
+            told.pop(name, None)
+    if "batch" not in told:
+        told["batch"] = batch()
+    if "dal_lambda" in told:
+        told.setdefault("dal", True)
+    client = told_client(told, "The client's step")
+    if client.upload == "gradient" and (training := told.keys() & {"lr", "weight_decay"}):
+        named = ", ".join(f"{name}={said(told[name])}" for name in sorted(training))
         raise UserError(
-            f"{', '.join(changed)}: a gradient does not depend on them. If the client sent "
-            "weights, give kind='weight_difference' and the weights after the step minus those "
-            "before; else leave them out."
+            f"{named}: a gradient does not depend on them. If the client sent weights, give "
+            "kind='weight_difference' and the weights after the step minus those before; else "
+            "leave them out."
         )
-    if client["kind"] == "weight_difference" and client["lr"] is None:
-        times = "the client's learning rate, which a weight difference is a gradient times of"
-        raise refusal("lr", times, "None", "Give lr=… and steps=….")
     return client
 
 

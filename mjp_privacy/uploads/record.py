@@ -19,17 +19,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from mjp_privacy.client.config import ClientConfig, LocalSteps, check_client
+from mjp_privacy.client.config import MOST_IMAGES, ClientConfig, client_recipe, told_client
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind, is_there, read_json_value, typed
 from mjp_privacy.core.schema import (
@@ -37,7 +37,6 @@ from mjp_privacy.core.schema import (
     Many,
     Mean,
     NotNegative,
-    Positive,
     Share,
     Size,
     Spread,
@@ -73,15 +72,10 @@ HEADER = FileKind(
     "changed it; or record this upload again, or take its files out.",
     1 << 20,
 )
-MOST_IMAGES = 10_000
-"""In one step of a client."""
-
-Images = Annotated[int, Field(strict=True, ge=1, le=MOST_IMAGES)]
 ClassIndex = Annotated[int, Field(strict=True, ge=0, lt=1_000_000)]
 InsideFolder = Annotated[str, Field(strict=True, min_length=1, max_length=500)]
 Digest = Annotated[str, Field(strict=True, max_length=64, pattern=r"^[0-9a-f]{64}$")]
 Levels = Annotated[dict[Label, NotNegative], Field(max_length=10_000)]
-Kind = Literal["gradient", "weight_difference"]
 
 NOT_STATED = ("name", "mean", "std", "adapters", "checkpoint", "where", "summary")
 """Fields of a model that stand elsewhere in a header, or nowhere."""
@@ -109,23 +103,13 @@ class UploadHeader:
     series: Label | None = None
     """Uploads with the same series name hold the same images, as an attacker assumes of one
     client's rounds; None: this upload stands alone."""
-    kind: Kind = "gradient"
-    """weight_difference: weights after minus weights before."""
     dtype: Literal["float32", "float64"] = "float32"
     """The precision in which the client computed."""
-    batch: Images = 1
-    steps: LocalSteps = 1
-    optimizer: Label = "sgd"
-    momentum: Share = 0.0
-    lr: Positive | None = None
-    weight_decay: NotNegative = 0.0
-    autocast: Literal["none", "fp16", "bf16"] = "none"
-    """The half precision in which the client computed products of matrices (`client.autocast`).
-    Gradients that show it need not say it."""
     gamma: Share = 0.0
     """MJP's shuffle ratio; 0: nothing is shuffled."""
-    recipe: Annotated[dict[Label, Any], Many] = dataclasses.field(default_factory=dict)
-    """Other fields of a client in the attack's configs: dal, mask, withhold, defenses, ..."""
+    recipe: ClientConfig = ClientConfig()
+    """The client, as the attack's configs describe it. Those of its fields that are `BESIDE` stand
+    in the file beside this one. Gradients that show their `autocast` need not say it."""
     noise: Levels = dataclasses.field(default_factory=dict)
     """By parameter, the standard deviation of what the recipe's defences added to every entry."""
     rounding: Levels = dataclasses.field(default_factory=dict)
@@ -137,26 +121,45 @@ class UploadHeader:
     partial: Switch = False
     """Whether only some of the tensors that were sent were written down."""
 
-    def client_config(self, where: str) -> ClientConfig:
-        """The same client as the attack's configs describe it.
-
-        where: the upload's name, which opens the message about a mistake in the recipe. An
-        optimiser that the configs do not know stays in the header alone.
-        """
-        shared = {name: getattr(self, name) for name in SHARED_WITH_CLIENT}
-        if self.optimizer not in KNOWN_OPTIMIZERS:
-            del shared["optimizer"]
-        if self.lr is not None:
-            shared["lr"] = self.lr
-        content = {**self.recipe, "upload": self.kind, **shared}
-        return parse(ClientConfig, content, f"{where}, recipe")
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Every field by its name, those of the client among them."""
+        return {n: v for n, v in {**vars(self), **vars(self.recipe)}.items() if n != "recipe"}
 
 
-SHARED_WITH_CLIENT = ("batch", "steps", "optimizer", "momentum", "weight_decay", "autocast")
-"""Fields that a header and a client's config have in common."""
-KNOWN_OPTIMIZERS: tuple[str, ...] = get_args(get_type_hints(ClientConfig)["optimizer"])
+BESIDE = ("kind", "batch", "steps", "optimizer", "momentum", "lr", "weight_decay", "autocast")
+"""Fields of a client that stand in a header's file beside its recipe; `kind` is its `upload`."""
+IN_FILE = (
+    *("label", "weights", "mean", "std", "format", "weights_sha256", "model", "round", "client"),
+    *("series", "kind", "dtype", *BESIDE[1:], "gamma", "recipe"),
+    *("noise", "rounding", "undeclared", "labels", "partial"),
+)
+"""The fields of the file, in its order."""
 ALWAYS = ("label", "weights", "mean", "std", "format", "round", "client", "kind")
 """Fields that stand in the file also where they have their default."""
+
+
+def written(header: UploadHeader) -> dict[str, Any]:
+    """What a header's file holds: its fields, but for those that have their default."""
+    blank = UploadHeader(header.label, header.weights, header.mean, header.std)
+    client = header.recipe
+    usual = {**vars(ClientConfig()), **vars(blank), "recipe": {}, "lr": None}
+    known = {**vars(client), **vars(header), **client.stated, "recipe": client_recipe(client)}
+    return {n: known[n] for n in IN_FILE if n in ALWAYS or known[n] != usual[n]}
+
+
+def read_client(content: MutableMapping[str, Any], path: Path) -> None:
+    """Bring the fields of a client that a header's file holds together, as its `recipe`."""
+    recipe = content.get("recipe", {})
+    if not isinstance(recipe, Mapping):
+        return  # which is refused with the other fields
+    beside = {name: content.pop(name, None) for name in BESIDE}
+    told = {name: value for name, value in beside.items() if value is not None}
+    try:
+        content["recipe"] = told_client({**recipe, **told}, "recipe")
+    except UserError as error:
+        fields = "fields of one client's config, whose `upload` is the header's `kind`"
+        raise header_refusal(path, "recipe", fields, " ".join(str(error).split())) from error
 
 
 def check_header(header: UploadHeader, path: Path) -> None:
@@ -174,18 +177,9 @@ def check_header(header: UploadHeader, path: Path) -> None:
     except UserError as error:
         got = " ".join(str(error).split())
         raise header_refusal(path, "model", "arguments of `load_model`", got) from error
-    if header.kind == "weight_difference" and header.lr is None:
-        rate = "the learning rate, which a weight difference is a gradient times of"
-        raise header_refusal(path, "lr", rate, "none")
-    if header.labels is not None and len(header.labels) != header.batch:
-        each = f"one for each of {header.batch} image(s) of the batch"
+    if header.labels is not None and len(header.labels) != header.recipe.batch:
+        each = f"one for each of {header.recipe.batch} image(s) of the batch"
         raise header_refusal(path, "labels", each, str(len(header.labels)))
-    try:
-        parse(ClientConfig, header.recipe, "it")  # also what the header's own fields replace
-        check_client(header.client_config("it"), None, "recipe")
-    except UserError as error:
-        fields = "fields of one client's config, whose `upload` is the header's `kind`"
-        raise header_refusal(path, "recipe", fields, " ".join(str(error).split())) from error
 
 
 def header_refusal(path: Path, field: str, expected: str, got: str) -> BadFile:
@@ -224,8 +218,9 @@ class Upload:
             raise HEADER.refusal(path, "a name with control characters or bytes of no Unicode")
         content = read_json_value(path, HEADER)
         sealed = isinstance(content, dict) and "seal" in content
-        if sealed:
-            del content["seal"]
+        if isinstance(content, dict):
+            content.pop("seal", None)
+            read_client(content, path)
         upload = cls(path.parent, path.stem, typed(content, path, HEADER, UploadHeader))
         check_header(upload.header, path)
         if sealed:
@@ -255,7 +250,7 @@ class Upload:
     @property
     def shuffles_images(self) -> bool:
         """Whether the uploads of its series hold other images in every round."""
-        return self.header.recipe.get("partners") == "fresh"
+        return self.header.recipe.partners == "fresh"
 
     def tensor_file(self) -> TensorFile:
         """The file of its tensors, whose header is sound."""
@@ -328,12 +323,6 @@ class Upload:
         return None if file is None else file.read()
 
 
-SHARED_WITH_UPDATE = (
-    *("kind", "batch", "steps", "optimizer", "lr", "weight_decay", "momentum", "autocast", "round"),
-)
-"""Fields that a header and a `ClientUpdate` have in common."""
-
-
 def write_upload(
     folder: Path,
     name: str,
@@ -346,14 +335,14 @@ def write_upload(
     """Write an update of one step as an upload of this name; the file of its tensors. Files are
     renamed into place when they are complete, the header last.
 
-    header  the file of weights, which is there, and the label; round, kind and the like come from
-            the update
+    header  the client, its label and the file of weights, which is there; precision, round and
+            errors come from the update
     inputs, plain  what was fed, and the images before the shuffle: the truth for scoring
     photographs    what each image was cut from, where several may be crops of one
     """
-    fields: dict[str, Any] = {field: getattr(update, field) for field in SHARED_WITH_UPDATE}
-    fields |= {
+    fields: dict[str, Any] = {
         "dtype": str(update.dtype).removeprefix("torch."),
+        "round": update.round,
         "noise": {key: float(level[0]) for key, level in update.noise.items()},
         "rounding": {key: float(level[0]) for key, level in update.rounding.items()},
         "undeclared": update.undeclared is not None and bool(update.undeclared[0]),
@@ -374,10 +363,7 @@ def write_upload(
         save_tensors(there.truth_path, told, facts, digest=True)
     tensors = {key: stored(grad[0]) for key, grad in update.grads.items()}
     save_tensors(there.path, tensors, {}, digest=True)
-    blank = UploadHeader(header.label, header.weights, header.mean, header.std)
-    known = {field.name: getattr(there.header, field.name) for field in dataclasses.fields(header)}
-    stated = {n: v for n, v in known.items() if n in ALWAYS or v != getattr(blank, n)}
-    content = {"seal": BLANK_DIGEST, **stated}
+    content = {"seal": BLANK_DIGEST, **written(there.header)}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_with_digest(there.header_path, lambda file: file.write_bytes(text.encode()))
     return there.path

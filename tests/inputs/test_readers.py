@@ -150,7 +150,7 @@ def truth(folder: Path) -> None:
     upload = Upload.load(folder / "uploads" / f"{good.UPLOAD}.json")
     file = upload.truth_file()
     assert file is not None
-    file.check_shapes(upload.header.batch, good.SIDE, (good.SIDE // good.PATCH) ** 2)
+    file.check_shapes(upload.header.recipe.batch, good.SIDE, (good.SIDE // good.PATCH) ** 2)
     file.read()
 
 

@@ -284,9 +284,7 @@ def test_pictures_of_a_batch_are_certain_and_each_has_its_class(
     assert leak.best.factor == pytest.approx(1 / clipped)
     assert "2 of 2" in leak.verdict
     assert "nan" not in str(leak)
-    note = next(note for note in leak.notes if "batch 2" in note)
-    assert "layer_span" in note
-    assert "batch_span" not in note  # only what ran is explained
+    assert any("batch 2" in note for note in leak.notes)
 
 
 def test_attacks_with_different_numbers_of_pictures_are_ranked_and_drawn(tmp_path: Path) -> None:
@@ -311,7 +309,6 @@ def test_attacks_with_different_numbers_of_pictures_are_ranked_and_drawn(tmp_pat
     shared = ["certain" in title for title in titles if "shared_picture" in title]
     assert shared[:2] == [True, True]
     assert sum("patch_gradient" in title for title in titles) == 3
-    assert "4 of 6 pictures of shared_picture" in figure.get_suptitle()
     beside = attack_gradients(wide, sent, batch=3, attacks=known, images=planted_images(6))
     figure = beside.show()
     titles = [axes.get_title() for axes in figure.axes]

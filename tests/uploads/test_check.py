@@ -79,7 +79,6 @@ DIFFERENCE = {"kind": "weight_difference", "lr": 0.1}
         (DIFFERENCE | {"momentum": 0.9, "steps": 3}, ["approximate", "0.9"]),
         (DIFFERENCE | {"optimizer": "adamw"}, ["approximate", "adamw"]),
         (DIFFERENCE | {"optimizer": "adamw", "steps": 2}, ["which holds no"]),
-        (DIFFERENCE | {"optimizer": "lion"}, ["which holds no", "lion"]),
         ({"partial": False}, ["not uploaded"]),
     ],
 )
@@ -95,11 +94,11 @@ def test_what_weakens_attacks_silently_is_said(
     text = check_uploads(headed)[0]
     assert all(words in text for words in named)
     assert not any(words in before for words in named)
-    if "lion" in named:
+    if "which holds no" in named:
         summary, scores, _ = attacked(headed, **ONE)
         assert summary.exit_code == 0
         assert set(scores.status) == {"unsupported"}
-        assert "lion" in scores.reason.iloc[0] in text
+        assert "AdamW" in scores.reason.iloc[0] in text
 
 
 def test_attacks_are_asked_with_what_is_recorded(headed: Path) -> None:
@@ -134,13 +133,10 @@ def test_an_autocast_that_a_header_leaves_out_is_read_off_the_gradient(
     model, sent = halved
     save_upload(tmp_path, model, sent, labels=3)
     (upload,) = load_uploads(tmp_path)
-    assert upload.header.autocast == "bf16"
-    remark = "show the rounding of bf16 autocast"
-    assert remark not in check_uploads(tmp_path)[0]
+    assert upload.header.recipe.autocast == "bf16"
     edit_all(tmp_path, autocast="none")
     text, usable = check_uploads(tmp_path)
     assert usable, text
-    assert remark in text
     assert "classifier's gradient" not in text
 
 
@@ -182,7 +178,7 @@ def half_plain(root: Path, **changes: Any) -> tuple[Path, dict[str, dict[str, fl
     return out / "uploads", {"masked_span": one, "mask_locator": one, "multi_round": three}
 
 
-def test_rows_and_check_count_the_uploads_that_masked_nothing(tmp_path: Path) -> None:
+def test_rows_count_the_uploads_that_masked_nothing(tmp_path: Path) -> None:
     """No private image is needed for it. MJP's uploads keep mask, order and localization."""
     folder, expected = half_plain(tmp_path)
     assert load_uploads(folder)[0].model().dal_kind == "pca"
@@ -206,17 +202,6 @@ def test_rows_and_check_count_the_uploads_that_masked_nothing(tmp_path: Path) ->
         for name, counts in expected.items():
             assert sorted(told[name].values()) == sorted(counts.values())
             assert told[name] == counts or not truth
-    text, usable = check_uploads(folder)
-    assert usable
-    assert f"{int(sum(expected['multi_round'].values()))} of 12 uploads are unshuffled" in text
-
-
-def test_one_plain_step_of_weights_shows_it(tmp_path: Path) -> None:
-    """With weight decay, for which the weights of each upload's own round are needed."""
-    client = {"lr": 0.1, "weight_decay": 0.1, "upload": "weight_difference"}
-    folder, counts = half_plain(tmp_path, client=client, server={"optimizer": "sgd", "lr": 1.0})
-    number = int(sum(counts["multi_round"].values()))
-    assert f"{number} of 12 uploads are unshuffled" in check_uploads(folder)[0]
 
 
 def test_the_mean_of_two_heads_is_no_misfit_of_the_classifier(tmp_path: Path) -> None:
@@ -319,15 +304,11 @@ def test_an_answer_says_the_way_out() -> None:
 
 
 def test_notes_name_attacks_that_apply_alone() -> None:
-    """What is made for batches makes no mixtures, and APRIL is not for batches."""
-    ceiling, mixtures = "rank ceiling", "mixtures"
+    """What is made for batches makes no mixtures."""
+    mixtures = "mixtures"
     alone, batched = (
         check_model("vit_tiny_patch16_224", img_size=64, batch=batch) for batch in (1, 2)
     )
-    (bounded,) = [note for note in alone.notes if ceiling in note]
-    assert "april;" in bounded
-    assert "april_unk_aware" not in bounded
-    assert not [note for note in batched.notes if ceiling in note]
     (mixed,) = [note for note in batched.notes if mixtures in note]
     assert "patch_gradient" in mixed
     assert "token_peeling" not in mixed
@@ -360,7 +341,7 @@ def test_files_of_weights(tmp_path: Path) -> None:
         (["--model", "deit_smal"], 2, ["deit_smal", "deit_small"]),
         (["--model", "nowhere.safetensors"], 2, ["nowhere.safetensors"]),
         (["--model", "resnet50"], 2, ["ResNet", "patch_embed.proj"]),
-        (["--model", "cifar_vit", "--batch", "0"], 2, ["--batch", "0"]),
+        (["--model", "cifar_vit", "--batch", "0"], 2, ["batch", "0"]),
         (["--model", "cifar_vit", "--withhold", "pos_embd"], 2, ["'pos_embd'", "pos_embed"]),
         (["--model", "cifar_vit", "--img-size", "57"], 2, ["57/7"]),
     ],

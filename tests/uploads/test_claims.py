@@ -152,13 +152,6 @@ def test_a_residual_that_moved_patches_leave_as_well_explains_nothing() -> None:
         assert (f"{rolled:.2g}" in said) == (not has and rolled < 1)
 
 
-@pytest.mark.parametrize(("residual", "sees"), [(0.85, True), (0.99, False), (1.0, False)])
-def test_under_strong_noise_a_picture_must_explain_a_part_of_what_it_leaves(
-    residual: float, sees: bool
-) -> None:
-    assert ("lets it be seen" in explaining(residual, math.nan, declared=0.81)) == sees
-
-
 def test_a_step_whose_examples_were_clipped_is_read_by_the_masks_that_were_found(
     masking: LoadedModel,
 ) -> None:

@@ -112,7 +112,10 @@ def test_probes_are_set_aside_and_have_the_clients_own_steps_unless_they_say(
     weights = load_file(other / "model.safetensors")
     assert all(w.equal(weights[n]) for n, w in load_file(one / "model.safetensors").items())
     uploads = load_uploads(one / "uploads")
-    assert sorted({(u.header.steps, u.name[:4]) for u in uploads}) == [(1, "b1s1"), (2, "b1s2")]
+    assert sorted({(u.header.recipe.steps, u.name[:4]) for u in uploads}) == [
+        (1, "b1s1"),
+        (2, "b1s2"),
+    ]
 
 
 def test_the_command_line_attacks_recorded_uploads(
@@ -245,7 +248,7 @@ def test_what_is_given_is_kept_and_nothing_else(
     one, two = load_uploads(tmp_path)
     assert (one.header.labels, one.header.series, one.header.label) == ((3,), "cat", "my client")
     assert one.truth() is None
-    assert (two.header.labels, two.header.batch) == (None, 2)
+    assert (two.header.labels, two.header.recipe.batch) == (None, 2)
     truth = two.truth()
     assert truth is not None
     assert truth.image_ids == ("b 0", "b 1")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.equations import CERTAIN
-from mjp_privacy import attack_gradients, load_images, load_model
+from mjp_privacy import attack_gradients, load_images
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
@@ -27,7 +27,6 @@ from mjp_privacy.uploads.attacking import scored
 from mjp_privacy.uploads.checks import MISNORMALISED, declared_wrongly, of_recorded, scale_on_a_grid
 from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import declared_errors, own_uploads
-from mjp_privacy.uploads.reading import client_step
 from tests.helpers.models import planted_model
 from tests.helpers.planted import gradient_of, planted_images
 
@@ -81,10 +80,7 @@ def test_the_clip_factor_is_found_and_declared_noise_beside_it_is_named(
     assert off(leak, planted_images(1)) < 1e-5
     spread = 1e-2 / sum(g.numel() for g in sent.values()) ** 0.5
     leak = attacked(model, noisy(sent, spread), labels=[3], noise=spread)
-    share = spread * sent[PATCH].numel() ** 0.5 / float(sent[PATCH].norm())
-    assert leak.declared == pytest.approx(share, rel=0.1)
     assert leak.best.scaled_residual > 0.01
-    assert f"{leak.declared:.2g}" in leak.verdict
     assert "times 1/2" in leak.verdict
     assert "explains" not in leak.verdict
 
@@ -109,36 +105,6 @@ def test_a_picture_is_certain_whatever_the_loss(
     assert ("explains the uploaded gradient of" in leak.verdict) == (change == "sign")
     unlabelled = attacked(model, sent) if change == "sign" else leak
     assert any("weight_difference" in note for note in unlabelled.notes) == (change == "sign")
-
-
-def test_a_scale_of_a_part_is_not_called_clipping() -> None:
-    """Label smoothing scales most of the gradient of a classifier that knows nothing yet."""
-    shape = {"img_size": 64, "patch_size": 8, "depth": 3, "num_classes": 10}
-    vit = load_model("vit_tiny_patch16_224", checkpoint="random", mean=0.5, std=0.5, **shape)
-    picture = next(iter(load_images("embedded", size=64)))[0][None]
-    for smoothing in (0.1, 0.0):
-        sent = gradient_of(vit, picture, LABEL, smoothing=smoothing)
-        sent = {name: g / (1 if smoothing else 30) for name, g in sent.items()}
-        leak = attacked(vit, sent, labels=[3])
-        assert leak.best.is_certain
-        assert leak.best.scaled_residual < 0.01
-        assert ("was it clipped" in leak.verdict) == (smoothing == 0)
-        assert ("label smoothing" in leak.verdict) == (smoothing > 0)
-
-
-@pytest.mark.parametrize("error", ["noise", "fp16"])
-def test_what_rounding_and_noise_leave_is_not_laid_to_the_loss_alone(
-    model: LoadedModel, gradients: Gradients, error: str
-) -> None:
-    """A clipped gradient with small errors leaves a part, too: it may have been clipped."""
-    size, count = size_of(gradients), sum(g.numel() for g in gradients.values())
-    sent = clipped(gradients, 0.7 * size)
-    spread = 1e-4 * 0.7 * size / count**0.5 if error == "noise" else 0.0
-    sent = noisy(sent, spread) if error == "noise" else {n: g.half() for n, g in sent.items()}
-    leak = attacked(model, sent, labels=[3], noise=spread)
-    assert 1e-3 < leak.best.scaled_residual < 1e-2
-    assert leak.best.factor == pytest.approx(0.7, abs=0.01)
-    assert ("clipped" if error == "noise" else "half precision") in leak.verdict
 
 
 # mean and std -------------------------------------------------------------------------------------
@@ -398,13 +364,9 @@ DEFENSES = (
 def test_what_defences_leave_is_read_off_recipe_and_upload_as_the_client_declares_it(
     larger: LoadedModel, defenses: list[str]
 ) -> None:
-    inputs = ClientInput(photograph(0), LABEL, ["one"])
-    sent = make_upload(larger, [inputs], ClientConfig(defenses=tuple(defenses)))
-    client = client_step({"defenses": defenses, "batch": 1})
+    inputs, client = ClientInput(photograph(0), LABEL, ["one"]), ClientConfig(defenses=defenses)
+    sent = make_upload(larger, [inputs], client)
     noise, rounding, _ = declared_errors(client, sent.grads)
-    if defenses == ["dp_sgd 0.1"]:  # attacks weigh them as the noise that they are
-        known = attacked(larger, sent.grads, defenses=defenses).declared
-        assert known == pytest.approx(attacked(larger, sent.grads, noise=0.1).declared) != 0
     for told, known in ((noise, sent.noise), (rounding, sent.rounding)):
         assert told.keys() == {name for name, level in known.items() if level.any()}
         assert all(told[n].item() == pytest.approx(known[n].item(), rel=0.01) for n in told)

@@ -15,7 +15,6 @@ was stopped can go on, also with another engine. A client that fails is left out
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import time
@@ -28,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder, write_atomically
 from mjp_privacy.core.machine import pick_device
@@ -246,7 +246,8 @@ class FlowerClients:
             try:
                 if reply.has_error():
                     raise UserError(cause(reply.error.reason or f"error {reply.error.code}"))
-                update = read_reply(reply.content, self.federation.task.device)
+                federation = self.federation
+                update = read_reply(reply.content, federation.task, federation.round)
                 self._check(update)
                 uploads[client] = update
             except (UserError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -256,7 +257,7 @@ class FlowerClients:
         return dict(sorted(uploads.items()))
 
     def _check(self, update: ClientUpdate) -> None:
-        """Refuse an upload that does not fit the weights, the client or the round."""
+        """Refuse an upload that does not fit the weights and what clients send of them."""
         weights, config = self.federation.weights, self.federation.config
         sent = sent_names(config, self.federation.task.model)
         for name, grad in update.grads.items():
@@ -267,10 +268,6 @@ class FlowerClients:
                 raise UserError(f"{name}: expected finite numbers, got others")
         if lacking := [name for name in sent if name not in update.grads]:
             raise UserError(f"expected every parameter, got none of {first_of(lacking, SHOWN)}")
-        batch, kind = config.client.batch, config.client.upload
-        for field, own in (("round", self.federation.round), ("batch", batch), ("kind", kind)):
-            if (got := getattr(update, field)) != own:
-                raise UserError(f"{field}: expected {own}, got {got}")
 
     def _keep(self, client: int, update: ClientUpdate) -> None:
         """Write an upload's files, before the server uses it."""
@@ -314,8 +311,8 @@ class FlowerClients:
 CPU = torch.device("cpu")
 LONGEST = 300  # characters that are shown of a client's failure
 TENSORS = ("grads", "noise", "rounding")
-"""Fields of an upload that hold tensors by name. Of `undeclared`, a tensor, its number is sent;
-`weights_before` is not, for the server has the weights that it gave."""
+"""Fields of an upload that hold tensors by name. With `undeclared`, they are all that is sent: the
+server knows the client's recipe, the round and the weights that it gave."""
 
 
 def order_of(config: FederationConfig, weights: ArrayRecord, client: int, round: int) -> RecordDict:
@@ -327,29 +324,25 @@ def order_of(config: FederationConfig, weights: ArrayRecord, client: int, round:
 
 
 def reply_of(update: ClientUpdate) -> RecordDict:
-    """An upload as a reply: its tensors, and its other fields as far as they have values."""
-    content, fields = RecordDict(), dict[str, Any]()
-    for field in dataclasses.fields(update):
-        value = getattr(update, field.name)
-        if field.name in TENSORS:
-            content[field.name] = arrays(value)
-        elif value is not None and field.name != "weights_before":
-            fields[field.name] = value
-    fields["dtype"] = str(update.dtype).removeprefix("torch.")
-    if update.undeclared is not None:
-        fields["undeclared"] = bool(update.undeclared[0])
-    content["upload"] = ConfigRecord(fields)
+    """An upload as a reply."""
+    content = RecordDict({name: arrays(getattr(update, name)) for name in TENSORS})
+    silent = update.undeclared is not None and bool(update.undeclared[0])
+    content["upload"] = ConfigRecord({"undeclared": silent})
     return content
 
 
-def read_reply(content: RecordDict, device: torch.device) -> ClientUpdate:
-    """A reply's upload, on this device; unknown fields are an error."""
-    fields: dict[str, Any] = dict(content.config_records["upload"])
-    fields |= {name: tensors(content.array_records[name], device) for name in TENSORS}
-    fields["dtype"] = getattr(torch, str(fields["dtype"]))
-    if "undeclared" in fields:
-        fields["undeclared"] = torch.tensor([bool(fields["undeclared"])], device=device)
-    return ClientUpdate(**fields)
+def read_reply(content: RecordDict, task: Task, round: int) -> ClientUpdate:
+    """A reply's upload in a round, on the task's device."""
+    values, noise, rounding = (tensors(content.array_records[n], task.device) for n in TENSORS)
+    client = task.config.client
+    silent = bool(content.config_records["upload"]["undeclared"])
+    return FedSGDClient(task.model, client).described(
+        values,
+        noise=noise,
+        rounding=rounding,
+        undeclared=torch.tensor([silent], device=task.device) if client.defenses else None,
+        round=round,
+    )
 
 
 def cause(reason: str) -> str:
