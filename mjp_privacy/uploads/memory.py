@@ -14,7 +14,11 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from attacks.equations import HEAD, HEAD_BIAS, TABLE
-from attacks.equations.sent_gradients import pseudo_gradient, rounding_error
+from attacks.equations.sent_gradients import (
+    less_undeclared_decay,
+    pseudo_gradient,
+    rounding_error,
+)
 from attacks.masked_span import WEIGHED
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.defenses.disturbance import Deviations, Draws, added
@@ -246,8 +250,16 @@ def own_uploads(
         raise refusal("gradients", "as many independent steps in each upload", got, do)
     client["batch"] = client["batch"] or images_in_a_step(labels, images, steps[0])
     updates = [_update_of(one, client, number) for number, one in enumerate(sent)]
-    first, card = updates[0], models[0].card
     notes = []
+    for number, of in enumerate(models):
+        updates[number], decays = less_undeclared_decay(updates[number], weights_of(of))
+        if decays:
+            more = ", ".join(f"{decay:+.2g}" for decay in decays)
+            notes.append(
+                f"weights decayed otherwise than is declared (by {more} times themselves, of those "
+                "that did), as the sums of the gradients behind norms show: that was taken out"
+            )
+    first, card = updates[0], models[0].card
     if TABLE not in first.grads and getattr(models[0], TABLE, None) is not None:
         notes.append(
             f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table, or does "

@@ -279,6 +279,24 @@ def test_a_patch_embedding_whose_gradient_was_scaled_by_itself_is_told_by_its_bi
     assert attacked(known, {n: g * 0.5 for n, g in sent.items()}).best.is_certain
 
 
+@pytest.mark.parametrize("declared", [0.0, 0.05])
+@pytest.mark.parametrize("least", [1, 2])
+def test_weight_decay_is_read_off_where_it_is_not_as_declared(declared: float, least: int) -> None:
+    """Of all weights, or of those alone that have so many axes and are no table."""
+    known = planted_model(img_size=16)
+    moved = gradient_of(known, planted_images(1, 16), LABEL)
+    for name, weight in known.named_parameters():
+        if weight.ndim >= least and (least == 1 or name != "pos_embed"):
+            moved[name] = moved[name] + 0.05 * weight.detach()
+    client: dict[str, Any] = {"attacks": ["patch_gradient", "token_peeling"]}
+    told = {"kind": "weight_difference", "lr": 0.1, "weight_decay": declared}
+    leak = attacked(known, {n: -0.1 * g for n, g in moved.items()}, **told, **client)
+    assert [made.is_certain for made in leak] == [True, True]
+    assert off(leak, planted_images(1, 16)) < 1e-6
+    assert len(leak.notes) == (declared == 0 or least == 2)
+    assert declared or attacked(known, moved, **client).best.is_certain
+
+
 # what no gradient tells ---------------------------------------------------------------------------
 
 
