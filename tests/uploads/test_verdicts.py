@@ -226,7 +226,8 @@ def test_what_an_attack_itself_calls_certain_is_doubted_too() -> None:
 
 @pytest.mark.parametrize("normalisation", [IMAGENET, ((0.0,), (1 / 255,))], ids=["usual", "255"])
 def test_a_batch_whose_pixels_leave_their_range_is_not_certain(normalisation: Any) -> None:
-    """Of pixels that are no 8-bit levels; what attacks show is clipped."""
+    """Also of pixels that are no 8-bit levels, where nothing names the other normalisation; what
+    attacks show is clipped."""
     told = planted_model(img_size=8, depth=3)
     mean, std = (each * 3 if len(each) == 1 else each for each in normalisation)
     fed_otherwise, labels = declaring(told, (mean, std)), torch.tensor([3, 5])
@@ -236,6 +237,8 @@ def test_a_batch_whose_pixels_leave_their_range_is_not_certain(normalisation: An
     right, wrong = attacked(fed_otherwise, sent, **known), attacked(told, sent, **known)
     assert (right.best.verified, wrong.best.verified) == (2, 0)
     assert wrong.best.doubts.keys() == {0, 1}
+    sent = gradient_of(fed_otherwise, levels(pictures), labels)
+    assert ("ImageNet's" in attacked(told, sent, **known).doubt) == (normalisation == IMAGENET)
 
 
 def test_a_client_that_keeps_embeddings_to_itself_is_doubted_too() -> None:
