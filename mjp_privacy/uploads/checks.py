@@ -288,9 +288,9 @@ def scaled_apart(view: AttackerView) -> str:
 
 
 def doubts_of_certain(view: AttackerView, images: Tensor, certain: Tensor) -> dict[int, str]:
-    """The same for pictures (m, C, H, W) that an attack itself calls certain, or verifies. The patch
-    equations determine none of a batch, nor of a client that keeps embeddings' gradients to itself. Attacks
-    clip pictures to [0, 1]: pixels at the ends of it may have been anything."""
+    """The same for pictures (m, C, H, W) that an attack itself calls certain, or verifies. The
+    patch equations determine none of a batch, nor of a client that keeps embeddings' gradients to
+    itself. Attacks clip pictures to [0, 1]: pixels at the ends of it may have been anything."""
     doubts = {}
     for place in certain.nonzero().flatten().tolist():
         pixels = images[place].double().cpu()
