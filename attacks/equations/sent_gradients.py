@@ -35,7 +35,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from attacks.equations import PATCH, PATCH_BIAS, TABLE
+from attacks.equations import PATCH, PATCH_BIAS, TABLE, UNKNOWN
 from mjp_privacy.client.gradients import HALF, TABLES
 from mjp_privacy.client.upload import EPSILON, rounded, shares_of_steps, spacing
 from mjp_privacy.core.errors import UserError
@@ -115,13 +115,13 @@ def decayed_by(update: ClientUpdate) -> tuple[float, float]:
 
 
 ADDED = (TABLE, PATCH, PATCH_BIAS, "attn.proj.bias", "mlp.fc2.bias")  # what is added to tokens
-MULTIPLE, ENOUGH = 0.05, 4
-"""Share of the sums that may be no multiple of the weights', and how many sums tell a multiple."""
+MULTIPLE, FEWEST = 0.05, 3
+"""Share of the sums that may be no multiple of the weights', and how many sums tell one at least."""
 
 
 def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpdate, list[float]]:
-    """The update as if all weights had decayed as is declared, and the l of those that did not: the
-    table, tensors of one axis, all others.
+    """The update as if all weights had decayed as is declared, and the l of those that did not:
+    embeddings of places, tensors of one axis, all others.
 
     state  the weights before the client's steps, by name
     """
@@ -140,15 +140,15 @@ def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpd
     grads, found = dict(update.grads), list[float]()
     known = [name for name in grads if name in state]
     vectors = [name for name in known if state[name].ndim == 1]
-    table = [name for name in known if name == TABLE]
-    for names in (table, vectors, [name for name in known if name not in (TABLE, *vectors)]):
+    table = [name for name in known if name in (TABLE, UNKNOWN)]
+    for names in (table, vectors, [name for name in known if name not in (*table, *vectors)]):
         told = [sums(name) for name in names if name.endswith(ADDED)]
         if not told:
             continue
         shown, own = torch.cat(told, 1)
         times = float(shown @ own / own.square().sum())
         rest = float((shown - times * own).norm())
-        if len(own) > ENOUGH and rest < MULTIPLE * float((times * own).norm()):
+        if len(own) >= FEWEST and rest < MULTIPLE * float((times * own).norm()):
             found.append(times)
             for name in names:
                 grads[name] = (grads[name] - per * times * state[name].double()).to(grads[name])
