@@ -116,7 +116,7 @@ def decayed_by(update: ClientUpdate) -> tuple[float, float]:
 
 ADDED = (TABLE, PATCH, PATCH_BIAS, "attn.proj.bias", "mlp.fc2.bias")  # what is added to tokens
 MULTIPLE, FEWEST = 0.05, 3
-"""Share of the sums that may be no multiple of the weights', and how many sums tell one at least."""
+"""Share of the sums that may be no multiple of the weights', and how many sums tell one."""
 
 
 def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpdate, list[float]]:

@@ -254,10 +254,10 @@ def own_uploads(
     for number, of in enumerate(models):
         updates[number], decays = less_undeclared_decay(updates[number], weights_of(of))
         if decays:
-            more = ", ".join(f"{decay:+.2g}" for decay in decays)
+            more = " and ".join(dict.fromkeys(f"{decay:.2g}" for decay in decays))
             notes.append(
-                f"weights decayed otherwise than is declared (by {more} times themselves, of those "
-                "that did), as the sums of the gradients behind norms show: that was taken out"
+                f"some gradients hold {more} times their weights beyond the declared weight decay, "
+                "as sums show that norms make 0 else: that was taken out"
             )
     first, card = updates[0], models[0].card
     if TABLE not in first.grads and getattr(models[0], TABLE, None) is not None:
