@@ -318,7 +318,7 @@ def own_uploads(
     source: Any = "given" if labels is not None else "read off the gradient"
     known = told if given is None else given
     source = source if known is not None else "unknown"
-    return OwnUploads(updates, models, known, source, tuple(notes), recipe)
+    return OwnUploads(updates, models, known, source, tuple(dict.fromkeys(notes)), recipe)
 
 
 def _update_of(sent: Mapping[str, Tensor], client: ClientStep, round: int) -> ClientUpdate:
