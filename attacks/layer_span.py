@@ -164,7 +164,7 @@ class LayerSpan(Usual):
             lacks_positions(view.model)
             or lacks_layer_spans(view.model, view.updates[0].batch)  # it needs fewer patches yet
             or BatchSpanAttack(self.prior).unsupported(view)
-            or lacks_gradients(view, *_verifying(view.model))
+            or _lacks_layers(view)
         )
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
@@ -263,7 +263,7 @@ class BatchLattice(Usual):
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the uploads do not show the lattice of their batch, or None."""
         batch = view.updates[0].batch
-        refusal = lacks_patch_system(view) or lacks_gradients(view, *self.needs(view.model)[:-1])
+        refusal = lacks_patch_system(view) or _lacks_layers(view)
         if refusal is not None or batch == 1:
             return refusal
         return too_few_uploads(view.model, batch, len(view.updates), self.most)
@@ -297,5 +297,15 @@ class BatchLattice(Usual):
 
 
 def _verifying(model: MJPVisionTransformer) -> Sequence[str]:
-    """Gradients of a batch's span, of the layers that verify pictures, and of the classifier."""
-    return (*PATCH_SYSTEM, *(f"{name}.weight" for name in layers_of(model)), HEAD)
+    """Gradients of a batch's span, of the classifier, and of the layers that verify pictures."""
+    return (*PATCH_SYSTEM, HEAD, *(f"{name}.weight" for name in layers_of(model)))
+
+
+def _lacks_layers(view: AttackerView) -> Refusal | None:
+    """Why nothing verifies pictures, or tells the others without them, or None: of the layers those
+    that are not frozen do."""
+    first, second, head, *layers = _verifying(view.model)
+    refusal = lacks_gradients(view, first, second, head)
+    if refusal is None and any(update.grads.keys().isdisjoint(layers) for update in view.updates):
+        refusal = lacks_gradients(view, *layers)
+    return refusal

@@ -50,8 +50,8 @@ from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 from mjp_privacy.models.vit import copied, input_of, pictures_first
 
 GAP = 30.0
-"""Times the singular value after it that the T-th of a layer's gradient must be. Elsewhere some of
-the batch's tokens do not show, as in a last block, whose class token alone has a gradient."""
+"""Times the singular value after it that the last of a layer's tokens must be. Equal pictures are
+fewer tokens; of a last block, whose class token alone has a gradient, others do not show."""
 
 
 BLOCKS = 2  # of the first blocks, whose layers verify a picture
@@ -107,8 +107,8 @@ class LayerSpans:
 
     @classmethod
     def of(cls, model: MJPVisionTransformer, grads: Grads, batch: int) -> LayerSpans | None:
-        """The spans in one step's gradients (*shape) of `batch` pictures; None where no layer of
-        the first blocks shows all tokens."""
+        """The spans in one step's gradients (*shape) of at most `batch` pictures, of layers that
+        show as many tokens as any does; None where none of the first blocks' shows any."""
         tokens, bases, doubts = batch * model.tokens, {}, {}
         layers = layers_of(model)
         black = model.like.new_zeros(1, model.channels, *model.grid.pixels(model.patch_size))
@@ -119,11 +119,15 @@ class LayerSpans:
                 continue  # some networks use a layer's weight alone, and do not call it
             sent = grads[f"{name}.weight"].double()
             s, vh = torch.linalg.svd(sent, full_matrices=False)[1:]
-            if tokens < len(s) and s[tokens - 1] > GAP * s[tokens]:
-                bases[name] = vh[:tokens]
-                free = sent.shape[1] - tokens
-                variance = s[tokens:].square().sum() / (max(sent.shape[0] - tokens, 1) * free)
-                doubts[name] = variance * free / s[:tokens].square()
+            ends = (s[:-1] > GAP * s[1:])[:tokens].nonzero()
+            if tokens < len(s) and len(ends):
+                shown = int(ends[-1]) + 1
+                bases[name] = vh[:shown]
+                free = sent.shape[1] - shown
+                variance = s[shown:].square().sum() / (max(sent.shape[0] - shown, 1) * free)
+                doubts[name] = variance * free / s[:shown].square()
+        most = max(map(len, bases.values()), default=0)
+        bases = {name: basis for name, basis in bases.items() if len(basis) == most}
         return cls(model, bases, doubts, batch) if bases else None
 
     def off(self, pictures: Tensor) -> Tensor:

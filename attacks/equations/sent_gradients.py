@@ -11,6 +11,10 @@ AdamW's first step sends u = -(d + lr decay w) / lr = g / (|g| + eps): g = eps u
 the weights' precision resolves 1 - |u|, and a constant times the sign where it does not. Later
 steps divide by a running scale that the attacker is not told.
 
+**Weight decay that nobody declared**, or of some tensors alone, leaves l w in a gradient.
+LayerNorms take out a token's mean, so that gradients of what is added to tokens sum up to 0 over
+their width, and these sums are l times those of w.
+
 **Autocast.** Tokens and the position table are float32, products of matrices in half precision. So
 dL/dz_i passes through a rounding h on its way back to the patch embedding, and the patches do too:
 
@@ -25,12 +29,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from attacks.equations import TABLE
+from attacks.equations import PATCH, PATCH_BIAS, TABLE, UNKNOWN
 from mjp_privacy.client.gradients import HALF, TABLES
 from mjp_privacy.client.upload import EPSILON, rounded, shares_of_steps, spacing
 from mjp_privacy.core.errors import UserError
@@ -107,6 +112,47 @@ def decayed_by(update: ClientUpdate) -> tuple[float, float]:
         of_gradient = update.momentum * of_gradient + update.weight_decay * b + 1
         a, b = a - update.lr * of_weights, b - update.lr * of_gradient
     return a, b
+
+
+ADDED = (TABLE, PATCH, PATCH_BIAS, "attn.proj.bias", "mlp.fc2.bias")  # what is added to tokens
+MULTIPLE, FEWEST = 0.05, 3
+"""Share of the sums that may be no multiple of the weights', and how many sums tell one."""
+
+
+def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpdate, list[float]]:
+    """The update as if all weights had decayed as is declared, and the l of those that did not:
+    embeddings of places, tensors of one axis, all others.
+
+    state  the weights before the client's steps, by name
+    """
+    difference = update.kind == "weight_difference"
+    if difference and (update.optimizer != "sgd" or not update.lr):
+        return update, []
+
+    def sums(name: str) -> Tensor:
+        """(2, k): over the width, of the gradient and of the weights."""
+        own, sent = state[name].double(), update.grads[name].double()
+        sent = pseudo_gradient(update, sent, state, name) if difference else sent
+        axis = -1 if name == TABLE else 1
+        return torch.stack([each.sum(axis).flatten() for each in (sent, own.expand_as(sent))])
+
+    per = -effective_rate(update) if difference else 1.0
+    grads, found = dict(update.grads), list[float]()
+    known = [name for name in grads if name in state]
+    vectors = [name for name in known if state[name].ndim == 1]
+    table = [name for name in known if name in (TABLE, UNKNOWN)]
+    for names in (table, vectors, [name for name in known if name not in (*table, *vectors)]):
+        told = [sums(name) for name in names if name.endswith(ADDED)]
+        if not told:
+            continue
+        shown, own = torch.cat(told, 1)
+        times = float(shown @ own / own.square().sum())
+        rest = float((shown - times * own).norm())
+        if len(own) >= FEWEST and rest < MULTIPLE * float((times * own).norm()):
+            found.append(times)
+            for name in names:
+                grads[name] = (grads[name] - per * times * state[name].double()).to(grads[name])
+    return replace(update, grads=grads), found
 
 
 # the rounding of autocast -------------------------------------------------------------------------

@@ -220,11 +220,16 @@ class TimmNetwork(Network):
             return
         table = self.pos_embed
         assert table is not None
-        self._parameters["pos_embed"] = self.positions(mask).unflatten(1, table.shape[1:-1])
+        masked: Any = self.positions(mask).unflatten(1, table.shape[1:-1])
+        holders = [part._parameters for part in self.modules()]  # a live network has it elsewhere
+        places = [(held, n) for held in holders for n, value in held.items() if value is table]
+        for held, name in places:
+            held[name] = masked
         try:
             yield
         finally:
-            self._parameters["pos_embed"] = table
+            for held, name in places:
+                held[name] = table
 
 
 def check_equation(network: TimmNetwork) -> None:

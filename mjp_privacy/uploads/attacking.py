@@ -341,9 +341,9 @@ def _run(
         if rebuilt_by_name(models[0]) or out_of_memory(error):
             raise
         known["unchecked"] = format_error(error)
-    if fit is not None and not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
+    if fit is None or not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
         labels = None  # features of other pictures tell nothing
-        if masks:  # nor do masks that need not be the client's
+        if masks and fit is not None:  # nor do masks that need not be the client's
             fit, guessed = None, True
     if fit is not None:
         for values in fit:

@@ -288,9 +288,9 @@ def scaled_apart(view: AttackerView) -> str:
 
 
 def doubts_of_certain(view: AttackerView, images: Tensor, certain: Tensor) -> dict[int, str]:
-    """The same for pictures (m, C, H, W) that an attack itself calls certain. The patch equations
-    determine none of a batch, nor of a client that keeps embeddings' gradients to itself. Attacks
-    clip pictures to [0, 1]: pixels at the ends of it may have been anything."""
+    """The same for pictures (m, C, H, W) that an attack itself calls certain, or verifies. The
+    patch equations determine none of a batch, nor of a client that keeps embeddings' gradients to
+    itself. Attacks clip pictures to [0, 1]: pixels at the ends of it may have been anything."""
     doubts = {}
     for place in certain.nonzero().flatten().tolist():
         pixels = images[place].double().cpu()
@@ -372,11 +372,11 @@ def judged(
     certain = found.get(CERTAIN)
     if certain is not None:
         sure = certain.cpu() == 1
-        reasons = {**doubts_of_certain(view, images, sure), **reasons}
-        shares = found.get(OUT_OF_RANGE, torch.zeros(0)).tolist()
-        for place, share in enumerate(shares):
-            if share and place not in reasons:
-                reasons[place] = f"{100 * share:.1f} % of its pixels leave [0, 1]: {OTHERWISE}"
+        shares = found.get(OUT_OF_RANGE, torch.zeros(len(sure))).cpu()
+        reasons = {**doubts_of_certain(view, images, sure | (shares > 0)), **reasons}
+        for place in shares.nonzero().flatten().tolist():
+            leave = f"{100 * float(shares[place]):.1f} % of its pixels leave [0, 1]: {OTHERWISE}"
+            reasons.setdefault(place, leave)
     elif misfits is not None:
         sure = unique & are_met
     else:

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from attacks.equations import HEAD, HEAD_BIAS, TABLE
-from attacks.equations.sent_gradients import pseudo_gradient, rounding_error
+from attacks.equations.sent_gradients import (
+    less_undeclared_decay,
+    pseudo_gradient,
+    rounding_error,
+)
 from attacks.masked_span import WEIGHED
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.defenses.disturbance import Deviations, Draws, added
@@ -242,8 +246,16 @@ def own_uploads(
         raise refusal("gradients", "as many independent steps in each upload", got, do)
     client = step_client(facts, lambda: images_in_a_step(labels, images, steps[0]))
     updates = [_update_of(one, client, errors, number) for number, one in enumerate(sent)]
-    first, card = updates[0], models[0].card
     notes = []
+    for number, of in enumerate(models):
+        updates[number], decays = less_undeclared_decay(updates[number], weights_of(of))
+        if decays:
+            more = " and ".join(dict.fromkeys(f"{decay:.2g}" for decay in decays))
+            notes.append(
+                f"some gradients hold {more} times their weights beyond the declared weight decay, "
+                "as sums show that norms make 0 else: that was taken out"
+            )
+    first, card = updates[0], models[0].card
     if TABLE not in first.grads and getattr(models[0], TABLE, None) is not None:
         notes.append(
             f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table, or does "
@@ -299,7 +311,7 @@ def own_uploads(
     source: Any = "given" if labels is not None else "read off the gradient"
     known = told if given is None else given
     source = source if known is not None else "unknown"
-    return OwnUploads(updates, models, known, source, tuple(notes), client)
+    return OwnUploads(updates, models, known, source, tuple(dict.fromkeys(notes)), client)
 
 
 def _update_of(

@@ -167,7 +167,7 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
         stepped = of_live_names(model, stepped)
     elif sent:
         stepped = recognised(own).to_own(stepped, axes=1)
-    if model is not module and (name := unknown_embedding(model, given, stepped)):
+    if model is not module and (name := unknown_embedding(model, own, given, stepped)):
         rows = own[name].reshape(1, 1, -1)
         setattr(model, UNKNOWN, nn.Parameter(rows, requires_grad=False))
         stepped[UNKNOWN] = given[name].reshape(-1, *rows.shape)
@@ -190,25 +190,38 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
 
 
 def unknown_embedding(
-    model: LoadedModel, given: Mapping[str, Tensor], sent: Mapping[str, Tensor]
+    model: LoadedModel,
+    own: Mapping[str, Tensor],
+    given: Mapping[str, Tensor],
+    sent: Mapping[str, Tensor],
 ) -> str:
     """The name of what a live network adds to masked patches in place of their positions, or "":
     its gradient is what that of the patch embedding's bias has beyond all patches' positions'.
 
+    own          the network's weights, by its names
     given, sent  gradients (n, *shape) by the names of the network, and of its copy
     """
     if model.unk_embed is not None or model.pos_embed is None:
         return ""
     if not {TABLE, PATCH_BIAS} <= sent.keys():
         return ""
-    rows = sent[TABLE].flatten(1, -2)[:, model.rows_of_patches].double()
-    rest = sent[PATCH_BIAS].double() - rows.sum(1)
-    size = float(rows.sum(1).norm())
-    if not MASKED * size < float(rest.norm()) < size / MASKED:
-        return ""  # nothing is masked, or all is, which the bias looks like as well
-    alike = (name for name, one in given.items() if one[0].numel() == model.embed_dim)
-    enough = MASKED * float(rest.norm())
-    return next((n for n in alike if float((given[n].flatten(1) - rest).norm()) < enough), "")
+    rows = sent[TABLE].flatten(1, -2)[:, model.rows_of_patches].double().sum(1)
+    rest, size = sent[PATCH_BIAS].double() - rows, float(rows.norm())
+    decaying = model.patch_bias.detach(), model.table.detach()[0, model.rows_of_patches].sum(0)
+    for name, weight in own.items():
+        if name not in given or weight.numel() != model.embed_dim:
+            continue
+        weights = torch.stack([*decaying, weight.flatten()], 1).double()
+        q = torch.linalg.qr(weights).Q  # weight decay adds some of each
+
+        def off(vectors: Tensor, q: Tensor = q) -> float:
+            return float((vectors - vectors @ q @ q.mT).norm())
+
+        # else nothing is masked, or all is, which the bias looks like as well
+        some = MASKED * size < off(rest) < size / MASKED
+        if some and off(given[name].flatten(1).double() - rest) < MASKED * off(rest):
+            return name
+    return ""
 
 
 def _by_name(held: Held, module: nn.Module) -> dict[str, Any]:

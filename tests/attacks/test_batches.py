@@ -29,7 +29,7 @@ from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.live.modules import load_module
 from tests.helpers.models import planted_model
-from tests.helpers.planted import best, changed, planted_images, planted_view, solved
+from tests.helpers.planted import best, changed, keeping, planted_images, planted_view, solved
 
 SIDE, BATCH = 8, 3
 MATCHING = {"prior_weight": 1e-6, "steps": 40, "restarts": 1}
@@ -100,9 +100,12 @@ def test_masked_patches_lie_in_the_span_too(shared: bool) -> None:
 # layer_span and span_matching ---------------------------------------------------------------------
 
 
-def test_every_picture_of_a_batch_comes_back_from_its_layers() -> None:
+@pytest.mark.parametrize("frozen", ["nothing", "blocks.0.", "mlp"])
+def test_every_picture_of_a_batch_comes_back_from_its_layers(frozen: str) -> None:
+    """From those that are trained."""
     images = planted_images(BATCH, SIDE)
-    found = solved(replace(seen(images, BATCH), labels=None), "layer_span")
+    view = keeping(replace(seen(images, BATCH), labels=None), lambda name: frozen not in name)
+    found = solved(view, "layer_span")
     assert best(found.images, images).min() > 80
     assert found.diagnostics["certain"].tolist() == [1.0] * BATCH
     assert float(found.diagnostics["outside"].max()) < 1e-15

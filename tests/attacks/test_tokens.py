@@ -114,11 +114,15 @@ def test_whatever_stands_between_the_two_layers(more: dict[str, Any]) -> None:
     assert found.diagnostics["certain"].tolist() == [1.0]
 
 
-def test_pictures_of_a_batch_are_told_apart_and_verified() -> None:
-    model, images = planted_model(embed_dim=160, img_size=16), planted_images(4, size=16)
-    found = run(seen(model, images, batch=4))
-    assert float(best(found.images, images).min()) > 80
-    assert found.diagnostics["certain"].tolist() == [1.0] * 4
+@pytest.mark.parametrize("fed", [[0, 1, 2, 3], [0, 1, 2, 0], [0, 1]])
+def test_pictures_of_a_batch_are_told_apart_and_verified(fed: list[int]) -> None:
+    """Also where two are equal, and where the batch of 4 that is told holds fewer."""
+    model, images = planted_model(embed_dim=160, img_size=16), planted_images(4, size=16)[fed]
+    view = seen(model, images, batch=len(fed))
+    found = run(replace(view, updates=[replace(view.updates[0], batch=4)]))
+    certain = found.diagnostics["certain"] == 1
+    assert int(certain.sum()) == len({*fed})
+    assert float(best(found.images[certain], images).min()) > 80
 
 
 def test_pictures_of_a_batch_are_told_apart_under_mjp() -> None:

@@ -285,6 +285,9 @@ def test_pictures_of_a_batch_are_certain_and_each_has_its_class(
     assert "2 of 2" in leak.verdict
     assert "nan" not in str(leak)
     assert any("batch 2" in note for note in leak.notes)
+    unseen = {name: gradient for name, gradient in sent.items() if "patch_embed" not in name}
+    found = attack_gradients(model, unseen, batch=2, attacks={"token_peeling": STATIONARY}).best
+    assert (math.isnan(found.residual), found.labels) == (True, None)
 
 
 def test_attacks_with_different_numbers_of_pictures_are_ranked_and_drawn(tmp_path: Path) -> None:

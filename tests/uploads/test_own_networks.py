@@ -408,9 +408,12 @@ class Masked(timm.models.VisionTransformer):
         return torch.cat((self.cls_token.expand(len(x), -1, -1), x), 1) + table
 
 
-@pytest.mark.parametrize("pooled", [False, True])
-def test_an_embedding_of_masked_patches_is_known_by_its_gradient(pooled: bool) -> None:
-    """Whatever it is called; pixels' lattice needs it."""
+@pytest.mark.parametrize(("pooled", "decay"), [(False, 0.0), (True, 0.0), (False, 0.05)])
+def test_an_embedding_of_masked_patches_is_known_by_its_gradient(
+    pooled: bool, decay: float
+) -> None:
+    """Whatever it is called, and where weights decay; pixels' lattice needs it, and the comparison
+    of a picture's gradient."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"global_pool": "avg"} if pooled else {}
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 96, "depth": 2, "num_heads": 4}
@@ -419,7 +422,11 @@ def test_an_embedding_of_masked_patches_is_known_by_its_gradient(pooled: bool) -
     network.hidden = torch.arange(16) < 5
     nn.functional.cross_entropy(network((image - 0.5) / 0.5), torch.tensor([3])).backward()
     network.hidden = None
-    found = attack_gradients(network, mean=0.5, std=0.5, images=image, attacks="pixel_lattice")
+    sent = {n: -(p.grad + decay * p).detach() for n, p in network.named_parameters()}  # type: ignore[operator]
+    told: dict[str, Any] = {"kind": "weight_difference", "lr": 1.0, "weight_decay": decay}
+    chosen = {"attacks": "pixel_lattice", "images": image, "mean": 0.5, "std": 0.5}
+    found = attack_gradients(network, sent, **told, **chosen)
+    assert found.best.residual < 1e-4
     assert sorted(to_patches(found.best.images, 8).sum(2)[0].tolist()) == pytest.approx(
         sorted(to_patches(image, 8).sum(2)[0].tolist()), rel=1e-5
     )

@@ -192,7 +192,8 @@ def test_what_an_attack_itself_calls_certain_is_doubted_too() -> None:
 
 @pytest.mark.parametrize("normalisation", [IMAGENET, ((0.0,), (1 / 255,))], ids=["usual", "255"])
 def test_a_batch_whose_pixels_leave_their_range_is_not_certain(normalisation: Any) -> None:
-    """Of pixels that are no 8-bit levels; what attacks show is clipped."""
+    """Also of pixels that are no 8-bit levels, where nothing names the other normalisation; what
+    attacks show is clipped."""
     told = planted_model(img_size=8, depth=3)
     mean, std = (each * 3 if len(each) == 1 else each for each in normalisation)
     fed_otherwise, labels = declaring(told, (mean, std)), torch.tensor([3, 5])
@@ -202,6 +203,8 @@ def test_a_batch_whose_pixels_leave_their_range_is_not_certain(normalisation: An
     right, wrong = attacked(fed_otherwise, sent, **known), attacked(told, sent, **known)
     assert (right.best.verified, wrong.best.verified) == (2, 0)
     assert wrong.best.doubts.keys() == {0, 1}
+    sent = gradient_of(fed_otherwise, levels(pictures), labels)
+    assert ("ImageNet's" in attacked(told, sent, **known).doubt) == (normalisation == IMAGENET)
 
 
 def test_a_client_that_keeps_embeddings_to_itself_is_doubted_too() -> None:
@@ -243,6 +246,24 @@ def test_a_patch_embedding_whose_gradient_was_scaled_by_itself_is_told_by_its_bi
     assert attacked(known, sent).best.is_certain
     assert not attacked(known, apart)["patch_gradient"].is_certain
     assert attacked(known, {n: g * 0.5 for n, g in sent.items()}).best.is_certain
+
+
+@pytest.mark.parametrize("declared", [0.0, 0.05])
+@pytest.mark.parametrize("least", [1, 2])
+def test_weight_decay_is_read_off_where_it_is_not_as_declared(declared: float, least: int) -> None:
+    """Of all weights, or of those alone that have so many axes and are no table."""
+    known = planted_model(img_size=16)
+    moved = gradient_of(known, planted_images(1, 16), LABEL)
+    for name, weight in known.named_parameters():
+        if weight.ndim >= least and (least == 1 or name != "pos_embed"):
+            moved[name] = moved[name] + 0.05 * weight.detach()
+    client: dict[str, Any] = {"attacks": ["patch_gradient", "token_peeling"]}
+    told = {"kind": "weight_difference", "lr": 0.1, "weight_decay": declared}
+    leak = attacked(known, {n: -0.1 * g for n, g in moved.items()}, **told, **client)
+    assert [made.is_certain for made in leak] == [True, True]
+    assert off(leak, planted_images(1, 16)) < 1e-6
+    assert len(leak.notes) == (declared == 0 or least == 2)
+    assert declared or attacked(known, moved, **client).best.is_certain
 
 
 # what no gradient tells ---------------------------------------------------------------------------
