@@ -61,8 +61,8 @@ class PatchPriorAttack(PatchGradient):
     """The system of `patch_gradient`, solved with a Gaussian patch prior (`prior.gaussian`).
 
     For noisy gradients (float16, noise added, an ill-conditioned A): mixtures of patches below the
-    noise fall back to the prior. The noise level is measured on the upload, in the directions that
-    A cannot reach, and is at least what the client's defences are known to add.
+    noise fall back to the prior. Noise is measured on the upload by direction of the pixels
+    (`noise_by_direction`), and each picture has a mean patch of its own.
     """
 
     prior: str = "fitted"

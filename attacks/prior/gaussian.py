@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -184,6 +185,7 @@ class PatchPrior:
     covariance: Tensor  # (p, p)
     weight: Tensor | None = None  # W
 
+    @cached_property
     def spread(self) -> tuple[Tensor, Tensor, Tensor]:
         """l (k,), R (K, k) and the gain R^T W Sigma (k, p) of the k directions that W keeps."""
         through = self.covariance if self.weight is None else self.weight @ self.covariance
@@ -204,7 +206,7 @@ def posterior_patches(
     """
     centre = prior.mean if prior.weight is None else prior.weight @ prior.mean
     u, s, vh = torch.linalg.svd(rows, full_matrices=False)
-    values, vectors, gain = prior.spread()
+    values, vectors, gain = prior.spread
     expected = rows.sum(1).unsqueeze(-1) * centre
     seen = vh @ (total - expected) @ vectors
     scale = s.unsqueeze(-1)
@@ -240,7 +242,7 @@ def noise_by_direction(
     are the errors' standard deviations (n,) on entries of A and of Y, of which the former count as
     E_A^T X (errors in variables), and rounding, half of which is as patches are, half white.
     """
-    values, vectors, _ = prior.spread()
+    values, vectors, _ = prior.spread
     patch = values + (prior.mean @ vectors).square()
     row_variance, total_variance = (e.square().unsqueeze(-1) for e in (row_error, total_error))
     known = total_variance + row_variance * rows.shape[1] * patch
