@@ -29,7 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.budget import image
-from attacks.equations import PATCH, TABLE
+from attacks.equations import PATCH_SYSTEM, TABLE
 from attacks.equations.filling import wanted
 from attacks.equations.patch_system import (
     PatchSystem,
@@ -44,11 +44,13 @@ from attacks.equations.patch_system import (
     pictures,
     solution,
     unless_underdetermined,
+    weights,
 )
+from attacks.equations.sent_gradients import rounding_error, weight_rounding
 from attacks.jigsaw import border_costs, solve
 from attacks.patch_gradient import PatchGradient
 from attacks.prior.files import patch_moments
-from attacks.prior.gaussian import PatchPrior, known_variance, noise_variance, posterior_patches
+from attacks.prior.gaussian import PatchPrior, noise_by_direction, posterior_patches
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
@@ -59,8 +61,8 @@ class PatchPriorAttack(PatchGradient):
     """The system of `patch_gradient`, solved with a Gaussian patch prior (`prior.gaussian`).
 
     For noisy gradients (float16, noise added, an ill-conditioned A): mixtures of patches below the
-    noise fall back to the prior. The noise level is measured on the upload, in the directions that
-    A cannot reach, and is at least what the client's defences are known to add.
+    noise fall back to the prior. Noise is measured on the upload by direction of the pixels
+    (`noise_by_direction`), and each picture has a mean patch of its own.
     """
 
     prior: str = "fitted"
@@ -76,11 +78,14 @@ class PatchPriorAttack(PatchGradient):
         update = view.updates[0]
         system = patch_system(view, update)
         mean, covariance = patch_moments(self.prior, view.model.patch_size, view.pixels)
-        noise = noise_variance(system.rows, system.total, update.dtype)
-        prior = PatchPrior(mean.to(noise), covariance.to(noise))
-        errors = (error_of(update, TABLE).to(noise), error_of(update, PATCH).to(noise))
-        noise = torch.maximum(noise, known_variance(*errors, prior, system.rows.shape[1]))
-        patches, values = posterior_patches(system.rows, system.total, prior, noise)
+        prior = PatchPrior(mean.to(system.rows), covariance.to(system.rows))
+        errors = [error_of(update, name) for name in PATCH_SYSTEM]
+        if update.kind == "weight_difference":
+            stored = [weights(view, update)[name].unsqueeze(0) for name in PATCH_SYSTEM]
+            steps = [weight_rounding(update, rounding_error(w, update.dtype)) for w in stored]
+            errors = [torch.hypot(e, step) for e, step in zip(errors, steps, strict=True)]
+        noise = noise_by_direction(system.rows, system.total, prior, update.dtype, *errors)
+        patches, values = posterior_patches(system.rows, system.total, prior, noise, own_mean=True)
         return solution(view, system, patches, values)
 
 

@@ -12,14 +12,15 @@ whose spectrum in two dimensions is 2 pi l^2 / (1 + (2 pi l f)^2)^(3/2).
 
 Posterior mean of patches (`posterior_patches`) from a linear system with noise:
 
-    Y = A^T X W^T + noise,   rows of X independent, each N(mu, Sigma),   noise of one variance t^2
+    Y = A^T X W^T + noise,   rows of X independent, each N(mu, Sigma)
 
 With A = U diag(s) V^T and W Sigma W^T = R diag(l) R^T, the entries of V^T Y R are independent:
-entry (k, c) observes the k-th mixture of patches with gain s_k, so that
+entry (k, c) observes the k-th mixture of patches with gain s_k and noise of variance t_c^2, so that
 
-    X^ = 1 mu^T + U [ s_k / (s_k^2 l_c + t^2) (V^T (Y - A^T 1 mu^T W^T) R)_kc ] R^T W Sigma.
+    X^ = 1 mu^T + U [ s_k / (s_k^2 l_c + t_c^2) (V^T (Y - A^T 1 mu^T W^T) R)_kc ] R^T W Sigma.
 
-Mixtures below the noise fall back to the prior instead of being amplified.
+Mixtures below the noise fall back to the prior instead of being amplified. Noise is rarely white:
+an error of A is multiplied with patches, and neighbouring pixels round alike.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -183,6 +185,7 @@ class PatchPrior:
     covariance: Tensor  # (p, p)
     weight: Tensor | None = None  # W
 
+    @cached_property
     def spread(self) -> tuple[Tensor, Tensor, Tensor]:
         """l (k,), R (K, k) and the gain R^T W Sigma (k, p) of the k directions that W keeps."""
         through = self.covariance if self.weight is None else self.weight @ self.covariance
@@ -193,20 +196,28 @@ class PatchPrior:
 
 
 def posterior_patches(
-    rows: Tensor, total: Tensor, prior: PatchPrior, noise: Tensor
+    rows: Tensor, total: Tensor, prior: PatchPrior, noise: Tensor, *, own_mean: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The posterior mean X^ (n, R, p), and the singular values of A (n, min(R, D)), descending.
 
-    rows A (n, R, D), total Y (n, D, K), noise t^2 (n,).
+    rows A (n, R, D), total Y (n, D, K), noise t^2 (n,) or (n, k).
+    own_mean: the patches of a picture spread around a mean of its own, which is found as well; from
+    mu it is as far as one patch
     """
     centre = prior.mean if prior.weight is None else prior.weight @ prior.mean
     u, s, vh = torch.linalg.svd(rows, full_matrices=False)
-    values, vectors, gain = prior.spread()
+    values, vectors, gain = prior.spread
     expected = rows.sum(1).unsqueeze(-1) * centre
     seen = vh @ (total - expected) @ vectors
     scale = s.unsqueeze(-1)
-    strength = scale.square() * values + noise.clamp_min(TINY).view(-1, 1, 1)
-    return prior.mean + u @ (seen * scale / strength @ gain), s
+    strength = scale.square() * values + noise.clamp_min(TINY).view(len(rows), 1, -1)
+    mean = prior.mean
+    if own_mean:
+        share = scale * u.sum(1).unsqueeze(-1)  # of the mean in each mixture
+        weight = (share.square() / strength).sum(1, keepdim=True) + 1 / values
+        apart = (share * seen / strength).sum(1, keepdim=True) / weight
+        seen, mean = seen - share * apart, mean + apart / values @ gain
+    return mean + u @ (seen * scale / strength @ gain), s
 
 
 def expected_square(mean: Tensor, covariance: Tensor) -> Tensor:
@@ -214,14 +225,35 @@ def expected_square(mean: Tensor, covariance: Tensor) -> Tensor:
     return covariance.diagonal() + mean.square()
 
 
-def known_variance(row_error: Tensor, total_error: Tensor, prior: PatchPrior, rows: int) -> Tensor:
-    """t^2 (n,) from the known standard deviations (n,) of the errors on entries of A and of Y.
+DOUBT = 3.0  # equations that what is known beforehand of the noise counts as
 
-    If Y = A^T X + E_Y is solved with A + E_A in place of A, the error is E_Y - E_A^T X, whose
-    variance is var_Y + var_A sum_i E x_i^2 (errors in variables).
+
+def noise_by_direction(
+    rows: Tensor,
+    total: Tensor,
+    prior: PatchPrior,
+    dtype: torch.dtype,
+    row_error: Tensor,
+    total_error: Tensor,
+) -> Tensor:
+    """t^2 (n, k) for each direction of the prior, of clients that computed in precision `dtype`.
+
+    It is measured in the part of Y that A cannot reach, as far as there is one. Known beforehand
+    are the errors' standard deviations (n,) on entries of A and of Y, of which the former count as
+    E_A^T X (errors in variables), and rounding, half of which is as patches are, half white.
     """
-    energy = expected_square(prior.mean, prior.covariance).mean()
-    return total_error.square() + row_error.square() * rows * energy
+    values, vectors, _ = prior.spread
+    patch = values + (prior.mean @ vectors).square()
+    row_variance, total_variance = (e.square().unsqueeze(-1) for e in (row_error, total_error))
+    known = total_variance + row_variance * rows.shape[1] * patch
+    rounding = (torch.finfo(dtype).eps * total.flatten(1).norm(dim=1)) ** 2 / total[0].numel()
+    likely = known + rounding.unsqueeze(-1) * (1 + patch / patch.mean()) / 2
+    s, vh = torch.linalg.svd(rows, full_matrices=False)[1:]
+    within = s > torch.finfo(s.dtype).eps * max(rows.shape[-2:]) * s[:, :1]
+    rest = total - vh.mT @ (within.unsqueeze(-1) * (vh @ total))
+    free = rows.shape[2] - within.sum(1, keepdim=True)
+    measured = (rest @ vectors).square().sum(1)
+    return torch.maximum((measured + DOUBT * likely) / (free + DOUBT), known)
 
 
 def noise_variance(rows: Tensor, total: Tensor, dtype: torch.dtype) -> Tensor:

@@ -35,7 +35,13 @@ from attacks.equations.span import (
     upload_span,
 )
 from attacks.prior.files import find_prior
-from attacks.prior.gaussian import PatchPrior, noise_variance, posterior_patches, stationary_prior
+from attacks.prior.gaussian import (
+    PatchPrior,
+    noise_by_direction,
+    noise_variance,
+    posterior_patches,
+    stationary_prior,
+)
 from mjp_privacy import attack_gradients
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
@@ -262,16 +268,21 @@ def test_rows_beside_a_guess_are_those_of_dense_conditioning() -> None:
 @pytest.mark.parametrize("zero_row", [False, True])
 @pytest.mark.parametrize("embedded", [True, False])
 @pytest.mark.parametrize("noise", [1e-6, 0.1, 10.0])
-def test_it_is_the_conditional_mean(embedded: bool, noise: float, zero_row: bool) -> None:
+@pytest.mark.parametrize("own_mean", [False, True])
+def test_it_is_the_conditional_mean(
+    own_mean: bool, noise: float, embedded: bool, zero_row: bool
+) -> None:
     rows, mean, root = draw(3, 7, seed=0), draw(5, seed=1), draw(5, 5, seed=2)
     covariance, weight = root @ root.mT, draw(4, 5, seed=3) if embedded else torch.eye(5).double()
     rows[1] *= not zero_row
     total = draw(7, len(weight), seed=4) if not zero_row else rows.mT @ draw(3, len(weight), seed=4)
     prior = PatchPrior(mean, covariance, weight if embedded else None)
-    found, values = posterior_patches(rows[None], total[None], prior, torch.tensor([noise]))
+    level = torch.tensor([noise])
+    found, values = posterior_patches(rows[None], total[None], prior, level, own_mean=own_mean)
     # vec of X row by row: Y = (A^T kron W) vec(X)
     operator = np.kron(rows.mT.numpy(), weight.numpy())
-    sigma, centre = np.kron(np.eye(3), covariance.numpy()), np.tile(mean.numpy(), 3)
+    sigma = np.kron(np.eye(3) + own_mean, covariance.numpy())
+    centre = np.tile(mean.numpy(), 3)
     gain = sigma @ operator.T
     inverse = np.linalg.inv(operator @ gain + noise * np.eye(len(operator)))
     expected = centre + gain @ inverse @ (total.numpy().ravel() - operator @ centre)
@@ -287,6 +298,22 @@ def test_the_noise_is_read_off_the_upload_and_is_at_least_the_precisions_roundin
     square, ones = draw(1, 8, 8, seed=4), torch.ones(1, 8, 5, dtype=torch.float64)
     found = noise_variance(square, ones, torch.float32)
     assert torch.allclose(found.sqrt(), torch.tensor([2.0**-23]).double())
+
+
+def test_the_noise_of_each_direction_is_read_off_the_upload_and_at_least_what_is_known() -> None:
+    root, zero = draw(6, 6, seed=1), torch.zeros(1, dtype=torch.float64)
+    prior = PatchPrior(draw(6, seed=2), root @ root.mT)
+    values, vectors, _ = prior.spread
+    scale = torch.linspace(0.01, 0.3, 6).double()
+    rows = draw(1, 20, 1200, seed=3)
+    total = rows.mT @ draw(1, 20, 6, seed=4) + (scale * draw(1, 1200, 6, seed=5)) @ vectors.mT
+    found = noise_by_direction(rows, total, prior, torch.float64, zero, zero)
+    assert torch.allclose(found[0], scale.square(), rtol=0.15)
+    known = noise_by_direction(rows, total, prior, torch.float64, zero, zero + 0.2)
+    assert torch.allclose(known[0], scale.clamp_min(0.2).square(), rtol=0.15)
+    square = draw(1, 8, 8, seed=6)  # which spans all: an error of A is as large as the patches are
+    found = noise_by_direction(square, 0 * square[..., :6], prior, torch.float32, zero + 0.1, zero)
+    assert torch.allclose(found[0], 0.01 * 8 * (values + (prior.mean @ vectors).square()))
 
 
 # the most probable picture: conjugate gradients against a dense solve -----------------------------
