@@ -56,8 +56,6 @@ def runs_code(tree: ast.AST) -> Iterator[str]:
 def test_nothing_in_the_source_runs_what_a_file_holds() -> None:
     found = {(place, said) for place, tree in sources().items() for said in runs_code(tree)}
     assert found == {("mjp_privacy/core/registry.py", "import_module")}  # names in our own source
-    for line in ("from joblib.externals import loky", "torch.load(path)", "f(allow_pickle=True)"):
-        assert [*runs_code(ast.parse(line))] != []
 
 
 # files of strangers -------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.equations.batches import differences, superposed
+from attacks.equations.batches import superposed
 from attacks.equations.lattice_pictures import NormTest
 from attacks.equations.layers import FOUND, LayerSpans, smallest_cut
 from attacks.equations.patch_system import patch_system
@@ -24,12 +24,12 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import labels_of_batch, make_upload
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.interfaces import AttackerView
-from mjp_privacy.metrics.pictures import psnr, quantise
+from mjp_privacy.metrics.pictures import quantise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.live.modules import load_module
 from tests.helpers.models import planted_model
-from tests.helpers.planted import best, changed, planted_images, planted_view, solved
+from tests.helpers.planted import best, changed, lattice_model, planted_images, planted_view, solved
 
 SIDE, BATCH = 8, 3
 MATCHING = {"prior_weight": 1e-6, "steps": 40, "restarts": 1}
@@ -62,25 +62,6 @@ def normalised(view: AttackerView, images: Tensor) -> Tensor:
 # batch_span ---------------------------------------------------------------------------------------
 
 
-def test_a_batch_of_one_picture_over_and_over_is_exact() -> None:
-    images = planted_images(1, SIDE).repeat(BATCH, 1, 1, 1)
-    found = solved(seen(images, BATCH), "batch_span")
-    assert psnr(found.images, images).min() > 100
-    assert found.diagnostics["known_share"].tolist() == [1.0] * BATCH
-    assert found.diagnostics["open_directions"].tolist() == [0.0] * BATCH
-
-
-@pytest.mark.parametrize("case", ["masked", "noisy"])
-def test_single_pictures_and_uploads_of_known_noise_are_left_to_masked_span(case: str) -> None:
-    mask = torch.tensor([[False, True, False, False], [False] * 4]) if case == "masked" else None
-    view = seen(planted_images(2, SIDE), 2 if case == "noisy" else 1, mask)
-    if case == "noisy":
-        view = changed(view, noise={name: torch.ones(1) for name in view.updates[0].grads})
-    ours, theirs = solved(view, "batch_span"), solved(view, "masked_span")
-    assert torch.equal(ours.images, theirs.images)
-    assert "known_share" not in ours.diagnostics
-
-
 @pytest.mark.parametrize("shared", [True, False])
 def test_masked_patches_lie_in_the_span_too(shared: bool) -> None:
     """A position that is masked in some pictures gives what the others have in common."""
@@ -98,25 +79,6 @@ def test_masked_patches_lie_in_the_span_too(shared: bool) -> None:
 
 
 # layer_span and span_matching ---------------------------------------------------------------------
-
-
-def test_every_picture_of_a_batch_comes_back_from_its_layers() -> None:
-    images = planted_images(BATCH, SIDE)
-    found = solved(replace(seen(images, BATCH), labels=None), "layer_span")
-    assert best(found.images, images).min() > 80
-    assert found.diagnostics["certain"].tolist() == [1.0] * BATCH
-    assert float(found.diagnostics["outside"].max()) < 1e-15
-
-
-def test_whole_pictures_are_looked_for_where_no_token_is_read() -> None:
-    """CaiT mixes its attention's heads."""
-    torch.manual_seed(2)
-    shape = {"img_size": SIDE, "patch_size": 4, "embed_dim": 96, "depth": 3, "num_heads": 3}
-    network: Any = timm.models.Cait(**shape, num_classes=10, init_values=1.0)
-    model, images = load_module(network.double(), mean=0.5, std=0.5), planted_images(2, SIDE)
-    found = solved(seen(images, 2, victim=model, attack="layer_span"), "layer_span")
-    assert best(found.images, images).min() > 80
-    assert found.diagnostics["certain"].tolist() == [1.0, 1.0]
 
 
 def test_where_nothing_is_found_the_guesses_of_batch_span_stand() -> None:
@@ -187,17 +149,6 @@ def test_the_classes_of_a_batch_with_a_class_that_comes_twice() -> None:
 
 # batch_lattice ------------------------------------------------------------------------------------
 
-PIXELS = {"img_size": 16, "patch_size": 8}
-
-
-def lattice_model(biases: float = 0.1, **changes: object) -> LoadedModel:
-    """Four patches of 192 pixels, width 96; the first LayerNorm has biases, as trained ones do."""
-    model = planted_model(**PIXELS | {"depth": 3} | changes)
-    with torch.no_grad():
-        drawn = torch.randn(model.embed_dim, generator=torch.Generator().manual_seed(5))
-        model.blocks[0].norm1.bias.copy_(biases * drawn)
-    return model
-
 
 def eight_bit(batch: int, side: int = 16) -> Tensor:
     return quantise(planted_images(batch, side))
@@ -208,26 +159,6 @@ def of_lattice(images: Tensor, model: LoadedModel | None = None, batch: int = 0)
     size = batch or len(images)
     view = seen(images, size, victim=model or lattice_model(), attack="batch_lattice")
     return replace(view, labels=None)
-
-
-def exact(found: Tensor, truth: Tensor) -> list[bool]:
-    """For each true picture whether it is among those found, in every 8-bit value."""
-    return [bool((quantise(found) == one).flatten(1).all(1).any()) for one in truth]
-
-
-@pytest.mark.parametrize(
-    ("pictures", "batch", "biases"), [(2, 2, 1e-4), (3, 3, 0.0), (4, 2, 0.1), (5, 5, 0.1)]
-)
-def test_every_picture_of_a_batch_comes_back(pictures: int, batch: int, biases: float) -> None:
-    """Without biases no patch is tested by itself: the likeliest ones are sorted and verified.
-    Steps are looked at one by one."""
-    images = eight_bit(pictures)
-    view = of_lattice(images, lattice_model(biases), batch)
-    found = solved(view, "batch_lattice")
-    for made, true in zip(found.images.split(batch), images.split(batch), strict=True):
-        assert exact(made, true) == [True] * batch
-    assert found.diagnostics["certain"].tolist() == [1.0] * pictures
-    assert found.diagnostics["lattice_found"].tolist() == [1.0] * pictures
 
 
 def test_a_patch_is_told_by_itself() -> None:
@@ -249,23 +180,9 @@ def test_small_biases_magnify_rounding_and_patches_still_pass() -> None:
     prepare = Preprocessing(model.card.img_size, model.card.resize)
     images = torch.stack([prepare(source.decode(source.records[k])) for k in (7, 14)])
     found = solved(of_lattice(images, model), "batch_lattice", prior="fitted")
-    assert exact(found.images, quantise(images.double())) == [True, True]
+    for true in images:
+        assert bool((quantise(found.images) == quantise(true.double())).flatten(1).all(1).any())
     assert found.diagnostics["certain"].tolist() == [1.0, 1.0]
-
-
-def test_nothing_is_certain_of_pictures_that_are_no_whole_grey_levels() -> None:
-    images = planted_images(2, 16)
-    found = solved(of_lattice(images), "batch_lattice")
-    assert exact(found.images, images) == [False, False]
-    assert found.diagnostics["certain"].tolist() == [0.0, 0.0]
-    assert found.diagnostics["lattice_found"].tolist() == [0.0, 0.0]
-
-
-@pytest.mark.parametrize("equal", [8, 16])
-def test_equal_patches_of_a_batch_and_equal_pictures_are_found(equal: int) -> None:
-    images = eight_bit(2)
-    images[1, :, :equal, :equal] = images[0, :, :equal, :equal]
-    assert exact(solved(of_lattice(images), "batch_lattice").images, images) == [True, True]
 
 
 def test_two_uploads_show_the_span_that_one_does_not() -> None:
@@ -280,10 +197,7 @@ def test_two_uploads_show_the_span_that_one_does_not() -> None:
     before = {name: value.detach() for name, value in moved.named_parameters()}
     late = replace(second.updates[0], weights_before=before)
     view = replace(first, updates=[first.updates[0], late])
-    known = differences([patch_system(view, update) for update in view.updates], 2, 1e-16)
-    assert len(known.basis) == 16
-    patches = normalised(view, images)
-    for part in (patches[1] - patches[0], patches[0] - known.known):
-        assert (part - part @ known.basis.mT @ known.basis).abs().max() < 1e-8
+    assert find_attack("batch_lattice").unsupported(first) is not None
     found = solved(view, "batch_lattice", uploads=2)
+    assert best(found.images, images).min() > 100
     assert found.diagnostics["lattice_found"].tolist() == [1.0, 1.0]

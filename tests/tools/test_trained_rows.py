@@ -1,5 +1,5 @@
-"""Tables 3 and 4 as trained here: on planted rows, and the shipped configs against one another. The
-tables themselves are those of results/ablations (test_publish.py)."""
+"""Tables 3 and 4 as trained here: the noise of seeds, and the shipped configs against one another.
+The tables themselves are those of results/ablations (test_publish.py)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.training.config import load_training
-from tools import trained_rows
-from tools.trained_rows import by_row, printed_rows, seed_noise
+from tools.trained_rows import printed_rows, seed_noise
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SEEDS = (0, 1)
@@ -29,24 +27,6 @@ def test_the_noise_of_seeds_is_that_of_a_table_without_repetition() -> None:
     assert single == pytest.approx(4.3027 * deviation * math.sqrt(2), rel=1e-4)
     assert seed_noise(values + np.array([0.0, 9.0]))[0] == pytest.approx(deviation)
     assert math.isnan(seed_noise(values[:1])[0])
-
-
-def test_differences_are_of_rows_with_every_seed(tmp_path: Path) -> None:
-    figures = {"A_0": 60.0, "A_1": 61.0, "C_0": 50.0, "C_1": 52.0, "D_0": 66.0, "B_0": 9, "B_1": 9}
-    models = pd.DataFrame({"model": [*figures], "top1": [*figures.values()]})
-    models.to_csv(tmp_path / "summary.csv", index=False)
-    by = by_row(models.set_index("model"), "top1", SEEDS)
-    assert by.loc["C"].tolist() == [50.0, 52.0]
-    assert "D" not in by.index
-    spec = {"evaluation": "summary.csv", "seeds": [0, 1], "fixed": {"top1": ["B"]}}
-    _, rows = trained_rows.table({"spread": {**spec, "paper": 4, "against": "A"}}, tmp_path)
-    cells = {row[0][0]: row[1:] for row in rows}
-    assert cells["C"][0].startswith("-9.5 [")
-    assert cells["B"][0] == "-51.5"  # no noise of its own: no interval
-    assert cells["D"][0] == "–"
-    assert cells["C"][1] == "-4.9"
-    _, ((_, count, widest, *_),) = trained_rows.table({"noise": spec}, tmp_path)
-    assert (count, widest) == ("2", "2.00")
 
 
 def test_every_printed_row_can_be_trained_and_is_attacked_as_it_trains() -> None:
