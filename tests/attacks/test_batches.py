@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.equations.batches import superposed
 from attacks.equations.lattice_pictures import NormTest
 from attacks.equations.layers import FOUND, LayerSpans, smallest_cut
-from attacks.equations.patch_system import patch_system
 from attacks.lattice.cost import Frame
 from attacks.lattice.search import sums_of
 from mjp_privacy.client.config import ClientConfig
@@ -52,30 +50,6 @@ def seen(
         return view
     sent = make_upload(victim, [replace(inputs, mask=mask)], client)
     return replace(view, updates=[sent])
-
-
-def normalised(view: AttackerView, images: Tensor) -> Tensor:
-    """Patches (B, N, p) as the model sees them."""
-    return to_patches(view.model.normalize(images), view.model.patch_size)
-
-
-# batch_span ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_masked_patches_lie_in_the_span_too(shared: bool) -> None:
-    """A position that is masked in some pictures gives what the others have in common."""
-    images = planted_images(BATCH, SIDE)
-    mask = torch.tensor([[True, False, False, False]] * BATCH)
-    if not shared:
-        mask[0] = torch.tensor([False, False, True, False])
-    view = seen(images, BATCH, mask, depth=1)
-    system = patch_system(view, view.updates[0])
-    guess = superposed(view, view.updates[0], system, 0, "stationary")
-    for picture, masked in zip(normalised(view, images), mask, strict=True):
-        assert float(guess.span.off(picture[masked]).abs().max()) < 1e-8
-        assert float(guess.span.off(picture - guess.mean)[~masked].abs().max()) < 1e-8
-    assert solved(view, "batch_span").mask.tolist() == [[shared, False, False, False]] * BATCH
 
 
 # layer_span and span_matching ---------------------------------------------------------------------

@@ -90,12 +90,3 @@ def test_one_image_alone_has_no_other(images: Path, tmp_path: Path) -> None:
     files = written(tmp_path)
     attack(images, tmp_path, controls(), limit=1)
     assert written(tmp_path) == files
-
-
-def test_controls_do_not_change_what_an_attack_is_given(images: Path, tmp_path: Path) -> None:
-    attack(images, tmp_path / "both", controls("grey", "april", "oracle_inverse"), limit=3)
-    attack(images, tmp_path / "alone", controls("april"), limit=3)
-    assert {entry["role"] for entry in cells(tmp_path / "alone")} == {"attack"}
-    for setting in "abc":
-        wanted = {"setting": setting, "attack": "april"}
-        assert values(tmp_path / "both", **wanted).equals(values(tmp_path / "alone", **wanted))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,18 +11,13 @@ import pytest
 import torch
 
 from attacks import ATTACKS
-from mjp_privacy import load_images, load_model, score
-from mjp_privacy.client.gradients import predict
+from mjp_privacy import load_images, score
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.data import open_images
-from mjp_privacy.experiment import run as run_module
 from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.jigsaw import shuffle_patches
 from tests.helpers.own_attacks import BATCHES, ORDER, ROUNDS, SEEN, knowing, mjp, rounds
 from tests.helpers.runs import (
     KEYS,
-    MJP,
     PATCH,
     SIDE,
     TINY,
@@ -90,37 +84,6 @@ def test_settings_feed_and_score_what_they_say(whole: Path, images: Path) -> Non
             assert own["input"].equal(fed)
             assert own["target"].equal(own[against])
         assert shuffled == any(not own["input"].equal(own["plain"]) for own in stored.values())
-
-
-def test_without_labels_the_label_is_the_models_own_prediction(tmp_path: Path) -> None:
-    folder = photographs(tmp_path / "images", 3, labelled=False)
-    assert attack(folder, tmp_path / "run", mjp("b", rounds(rounds=1))).exit_code == 0
-    model, entry = load_model(**{**MJP, "seed": 0}), cells(tmp_path / "run")[0]
-    found = RunStore(tmp_path / "run").read(entry["run_id"])
-    stored = tensors(tmp_path / "run", entry["run_id"])
-    inputs = [stored[name]["plain"][None] for name in found["image_id"]]
-    expected = [predict(model, image, None).item() for image in inputs]
-    assert SEEN[-1].labels.tolist() == expected  # type: ignore[union-attr]
-    assert ({*found["label_source"]}, {*found["status"]}) == ({"prediction"}, {"ok"})
-    assert found["top1.intact"].isna().all()
-    assert not entry["true_labels"]
-
-
-def test_an_image_without_a_label_takes_nothing_from_its_neighbours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def some_labels(*arguments: Any) -> Any:  # as uploads may have them; images have all or none
-        source = open_images(*arguments)
-        records = [replace(r, label=None if r.image_id == "1.png" else 0) for r in source.records]
-        return replace(source, records=tuple(records))
-
-    monkeypatch.setattr(run_module, "open_images", some_labels)
-    images = photographs(tmp_path / "images", 3)
-    attack(images, tmp_path / "run", one_cell(attacks=[{"name": "april"}]))
-    found = RunStore(tmp_path / "run").read(cells(tmp_path / "run")[0]["run_id"])
-    found = found.set_index("image_id").sort_index()
-    for variant in ("intact", "altered"):
-        assert found[f"top1.{variant}"].isna().tolist() == [False, True, False]
 
 
 # images, cells, the folder's own config -----------------------------------------------------------
