@@ -14,7 +14,7 @@ from skimage import data
 from torch import Tensor, nn
 
 from attacks import find_attack
-from attacks.equations.attention import PatchOrder, groups, refined_groups
+from attacks.equations.attention import groups, refined_groups
 from attacks.equations.block import FC1, PROJ, equations_hold
 from attacks.equations.token_peeling import Peeling
 from attacks.head_features import features_of
@@ -34,7 +34,6 @@ from tests.helpers.planted import (
     other_vit,
     planted_images,
     planted_view,
-    relative,
     rotary,
     solved,
 )
@@ -194,69 +193,6 @@ def test_what_does_not_show_its_tokens_is_refused(
 
 
 # their order, where no table of positions tells it ------------------------------------------------
-
-
-def order_and_patches(model: LoadedModel) -> tuple[PatchOrder, Tensor]:
-    images = planted_images(1, size=SIDE)
-    view = seen(model, images, "patch_lattice")
-    attention = PatchOrder.of(view, view.updates[0], 0)
-    assert attention is not None
-    return attention, to_patches(model.normalize(images)[0], PATCH)
-
-
-@pytest.mark.parametrize("network", [rotary, relative])
-def test_displaced_patches_are_put_where_attention_had_them(
-    network: Callable[[], LoadedModel],
-) -> None:
-    attention, patches = order_and_patches(network())
-    moved = torch.randperm(len(patches), generator=torch.Generator().manual_seed(0))[:8]
-    order = torch.arange(len(patches))
-    order[moved] = moved.roll(1)
-    found, is_right = attention.found(patches[order])
-    assert is_right
-    torch.testing.assert_close(patches[order][found], patches)
-    wrong = patches.clone()
-    wrong[3] += 0.02
-    assert not attention.found(wrong)[1]
-
-
-def test_a_network_that_does_not_see_an_order_leaves_it() -> None:
-    """A relative bias of zero, as it is before training."""
-    model = relative()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "rel_pos" in name:
-                parameter.zero_()
-    attention, patches = order_and_patches(model)
-    order, is_right = attention.found(patches.flip(0))
-    assert not is_right
-    assert order.tolist() == list(range(len(patches)))
-
-
-def test_a_gradient_that_no_order_explains_leaves_the_order_that_borders_gave() -> None:
-    """As of attention with dropout."""
-    attention, patches = order_and_patches(relative())
-    like = torch.randn(attention.rows.shape, generator=torch.Generator().manual_seed(0))
-    spread = 0.1 * attention.rows.square().mean().sqrt()
-    other = replace(attention, rows=attention.rows + spread * like.to(spread))
-    order, is_right = other.found(patches)
-    assert not is_right
-    assert order.tolist() == list(range(len(patches)))
-
-
-@pytest.mark.parametrize("turns", [False, True])
-def test_an_order_is_not_right_where_another_is_as_good(turns: bool) -> None:
-    """A relative bias that is the same for both directions does not tell a picture from itself
-    upside down."""
-    model = drawn(timm.models.VisionTransformerRelPos, 0.1, rel_pos_type="bias")
-    with torch.no_grad():
-        for name, table in model.named_parameters():
-            if "relative_position_bias_table" in name and turns:
-                table.add_(table.flip(0).clone())
-    attention, patches = order_and_patches(model)
-    shares = attention.outside(torch.stack((patches, patches.flip(0))))
-    assert (shares <= attention.enough).tolist() == [True, turns]
-    assert attention.found(patches)[1] != turns
 
 
 @pytest.mark.parametrize("name", ["patch_lattice", "token_peeling"])

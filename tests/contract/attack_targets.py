@@ -183,6 +183,20 @@ def losing_three_values() -> LoadedModel:
     return model
 
 
+def changed_positions(change: Callable[[Tensor], Tensor], **more: Any) -> LoadedModel:
+    """A network whose tables of relative positions were changed."""
+    model = relative(**more)
+    with torch.no_grad():
+        for name, table in model.named_parameters():
+            if "rel_pos" in name or "relative_position" in name:
+                table.copy_(change(table))
+    return model
+
+
+def symmetric(table: Tensor) -> Tensor:
+    return table + table.flip(0)
+
+
 def repeated(images: Tensor) -> Tensor:
     return images[:1].repeat(len(images), 1, 1, 1)
 
@@ -229,6 +243,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "attention pooling": {"global_pool": "map"},
     "no layer scale, queries normed": {"init_values": None, "qk_norm": True},
 }
+BIAS: dict[str, Any] = {"rel_pos_type": "bias"}
 small = partial(planted_model, img_size=16)
 tokens = partial(planted_model, img_size=8, depth=3)
 blank = partial(rotary, img_size=16, class_token=False, global_pool="avg")
@@ -263,6 +278,16 @@ SITUATIONS = (
             says={"certain": 0.0, "patches_found": 1.0},
         )
         for positions in ("strict", "exposed")
+    ),
+    Situation(  # the same for both directions: a picture is as good upside down
+        *("symmetric positions", PEELING, partial(changed_positions, symmetric, **BIAS), 1, 0),
+        says=NOT_CERTAIN,
+    ),
+    Situation("positions of an odd bias", PEELING, partial(relative, **BIAS)),
+    Situation(  # as they are before training
+        "positions of zero",
+        *(PEELING, partial(changed_positions, torch.zeros_like), 1, 0),
+        says=NOT_CERTAIN,
     ),
     *(Situation(name, SPAN, partial(other_vit, **more), 2) for name, more in KINDS.items()),
     Situation("a batch", SPAN, tokens, 3, 80),

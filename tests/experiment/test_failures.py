@@ -104,34 +104,6 @@ def test_with_a_limit_another_file_takes_the_place_of_one_that_cannot_be_used(
     assert summary.exit_code == 3
 
 
-def test_a_client_step_falls_with_its_image(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The steps stay those of the order, and a mended image brings its whole block back."""
-    fed: list[tuple[str, ...]] = []
-    gradients = FedSGDClient.gradients
-
-    def noted(self: FedSGDClient, inputs: ClientInput, **arguments: Any) -> dict[str, Tensor]:
-        fed.append(tuple(inputs.image_ids))
-        return gradients(self, inputs, **arguments)
-
-    monkeypatch.setattr(FedSGDClient, "gradients", noted)
-    config, run = one_cell(client={"batch": 2}, block=6, attacks=SPAN), tmp_path / "run"
-    attack(own, tmp_path / "order", config)
-    order = fed.pop()
-    good = (own / order[2]).read_bytes()
-    (own / order[2]).write_bytes(b"")
-    assert attack(own, run, config).exit_code == 3
-    assert fed.pop() == (*order[:2], *order[4:])
-    told = outcome(run)
-    assert [told[name][0] for name in order] == ["ok", "ok", *["unreadable"] * 2, "ok", "ok"]
-    assert order[2] in told[order[3]][1]
-    (own / order[2]).write_bytes(good)
-    assert attack(own, run, config).exit_code == 0
-    assert fed.pop() == tuple(order)  # its numbers move with the batch
-    assert {*statuses(run).values()} == {"ok"}
-
-
 # models -------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,5 @@
-"""What a run leaves, from which every number can be made again: rows, pictures, cells, batches."""
+"""What a run leaves, from which every number can be made again: rows, pictures, cells, batches,
+controls."""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ import torch
 
 from attacks import ATTACKS
 from mjp_privacy import load_images, score
+from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.models.jigsaw import shuffle_patches
-from tests.helpers.own_attacks import BATCHES, ORDER, ROUNDS, SEEN, knowing, mjp, rounds
+from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import (
     KEYS,
+    MJP,
     PATCH,
     SIDE,
     TINY,
@@ -33,6 +36,7 @@ from tests.helpers.runs import (
     tensors,
     tiny,
     values,
+    written,
 )
 
 BOTH = ["float32", "float64"]
@@ -41,7 +45,6 @@ BOTH = ["float32", "float64"]
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
     SEEN.clear()
-    BATCHES.clear()
     with patch.dict(ATTACKS, {"rounds": ROUNDS}):
         yield
 
@@ -119,61 +122,24 @@ def test_a_cell_given_twice_is_refused(images: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-# batches: whose picture is whose, who stands with whom --------------------------------------------
+# batches: who stands with whom; whose picture is whose stands among the golden rows ---------------
 
 
 @pytest.fixture(scope="module")
-def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Eight photographs of the classes 0 to 7, known to the attack `backwards`."""
-    images = photographs(tmp_path_factory.mktemp("eight"), 8)
-    with knowing(images, 8):
-        yield images
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photographs(tmp_path_factory.mktemp("eight"), 8)
 
 
 def batches(partners: str, uploads: int = 1, block: int = 8, **options: Any) -> dict[str, Any]:
     client = {"batch": 2, "partners": partners}
-    one = {"name": "backwards", "options": {"uploads": uploads, **options}}
     grid = [{"models": ["ViT"], "settings": ["a"], "client": client}]
-    return one_cell(block=block, grid=grid, attacks=[one])
+    return one_cell(block=block, grid=grid, attacks=[rounds(rounds=uploads, **options)])
 
 
-@pytest.mark.parametrize(("partners", "uploads", "pool"), [("fixed", 1, 2), ("fresh", 2, 8)])
-def test_reconstructions_are_scored_against_the_picture_they_fit(
-    eight: Path, tmp_path: Path, partners: str, uploads: int, pool: int
-) -> None:
-    """Several rounds of a client that shuffles are one pool."""
-    attack(eight, tmp_path / "out", batches(partners, uploads=uploads))
-    found = values(tmp_path / "out", attack="backwards")
-    for place, label in enumerate(ORDER):
-        assert found[f"{label}.png", "mse", "standard"] < 1e-14
-        assert found[f"{label}.png", "matched_place", "diagnostic"] == pool - 1 - place % pool
-        assert found[f"{label}.png", "named_class", "diagnostic"] == label
-    assert cell(tmp_path / "out")["partners"] == partners
-
-
-def test_a_picture_that_is_not_finite_fails_the_image_that_nothing_else_fits(
-    eight: Path, tmp_path: Path
-) -> None:
-    attack(eight, tmp_path / "out", batches("fixed", broken=0))
-    found = rows(tmp_path / "out")
-    second = {f"{label}.png" for label in ORDER[1::2]}  # which the attack returns first
-    assert {*found.loc[found["status"] == "failed", "image_id"]} == second
-    alone = found[(found["status"] == "ok") & (found["metric"] == "mse")]
-    assert {*alone["image_id"]} == {*names(8)} - second
-    assert (alone["value"] < 1e-10).all()
-
-
-def test_partners_change_from_round_to_round_and_no_series_is_read(
-    eight: Path, tmp_path: Path
-) -> None:
-    attack(eight, tmp_path / "out", batches("fresh", uploads=6))
-    (six,) = BATCHES
-    assert six[0] == [frozenset(ORDER[at : at + 2]) for at in (0, 2, 4, 6)]
-    assert all(frozenset.union(*steps) == {*range(8)} for steps in six)  # an epoch holds all
-    assert len({pair for steps in six for pair in steps}) > 12  # of 28; fixed ones would be 4
+def test_no_series_is_read_where_partners_change(eight: Path, tmp_path: Path) -> None:
     series = [{"name": "multi_round", "options": {"uploads": 2}}]
-    attack(eight, tmp_path / "series", batches("fresh") | {"attacks": series})
-    for status, reason in outcome(tmp_path / "series").values():
+    attack(eight, tmp_path, batches("fresh") | {"attacks": series})
+    for status, reason in outcome(tmp_path).values():
         assert status == "unsupported"
         assert "partners: fresh" in reason
 
@@ -186,7 +152,7 @@ def test_a_block_that_raises_is_not_done_again_in_parts(
     for status, reason in outcome(tmp_path / "out").values():
         assert status == "failed"
         assert "4 steps are too many" in reason
-    assert [len(rounds[0]) for rounds in BATCHES] == [4]
+    assert [len(view.updates[0].grads["pos_embed"]) for view in SEEN] == [4]
     made: list[int] = []  # nor where what raises is no attack but the client itself
 
     def fail(self: Any, cell: Any, names: Any, records: Any) -> Any:
@@ -207,7 +173,7 @@ def test_a_last_block_of_one_batch_is_refused_before_any_work(
 ) -> None:
     with pytest.raises(UserError, match=rf"ViT .*{advice}\."):
         attack(eight, tmp_path / "out", batches("fresh", block=block), limit=limit)
-    assert not BATCHES
+    assert not SEEN
     attack(eight, tmp_path / "out", batches("fresh", block=block), limit=int(advice.split()[1]))
     attack(eight, tmp_path / "fixed", batches("fixed", block=block), limit=limit)
     with pytest.raises(UserError, match=r"ViT .*--limit 2\."):  # half a step
@@ -257,14 +223,6 @@ def test_pictures_too_small_for_lpips_have_all_other_scores(three: Path, tmp_pat
     assert "lpips" not in scored
 
 
-def test_the_residual_of_a_clipped_client_is_free_of_its_clip(three: Path, tmp_path: Path) -> None:
-    """Else an attacker would choose whatever has the smallest gradient."""
-    client = {"defenses": [{"dp_sgd": {"noise": 0.0, "clip": 1e-3}}]}
-    attack(three, tmp_path, one_cell(attacks=[LOCAL, SPAN, GREY], client=client), limit=1)
-    found = values(tmp_path, attack="patch_gradient").xs("gradient_residual", level="metric")
-    assert (found < 1e-3).all()
-
-
 def test_an_attack_that_ran_alone_is_compared_once_another_competes(
     three: Path, tmp_path: Path
 ) -> None:
@@ -296,3 +254,52 @@ def test_the_residual_is_computed_where_it_decides_or_is_asked_for(
     attack(three, tmp_path, config, limit=1)
     found = rows(tmp_path)
     assert {*found[found["metric"] == "gradient_residual"]["attack"]} == having
+
+
+# controls -----------------------------------------------------------------------------------------
+
+ROLES = ("grey", "mean_image", "other_image", "oracle_inverse")
+PSNR = ("psnr", "standard")
+CONTROLS = tiny(
+    models={"MJP": {**MJP, "embed_dim": 96}},  # below the patch length: the inverse loses something
+    grid=[{"models": ["MJP"], "settings": ["a", "b", "c"], "gammas": [0.5]}],
+    attacks=[{"name": name} for name in ROLES],
+)
+
+
+@pytest.fixture(scope="module")
+def controls(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FedSGDClient, "gradients", lambda *_, **__: pytest.fail("none is needed"))
+        assert attack(images, out, CONTROLS).exit_code == 0
+    return out
+
+
+@pytest.mark.parametrize("setting", ["a", "b", "c"])
+def test_what_each_control_gives(controls: Path, setting: str) -> None:
+    wanted = {name: {"setting": setting, "attack": name} for name in ROLES}
+    stored = {name: tensors(controls, cell(controls, **wanted[name])["run_id"]) for name in ROLES}
+    score = {name: values(controls, **wanted[name]) for name in ROLES}
+    for image_id in names(6):
+        own = {name: stored[name][image_id]["images"] for name in ROLES}
+        assert (own["grey"] == 0.5).all()
+        assert own["mean_image"][:, 3, 4].tolist() == pytest.approx([0.485, 0.456, 0.406])
+        others = [other["plain"] for i, other in stored["grey"].items() if i != image_id]
+        assert any(own["other_image"].equal(other) for other in others)
+        reached = {name: score[name][(image_id, *PSNR)] for name in ROLES}
+        beside = score["oracle_inverse"][image_id]
+        assert reached["grey"] == pytest.approx(beside["grey_psnr", "diagnostic"])
+        best = reached.pop("oracle_inverse")
+        assert best == pytest.approx(beside["ceiling_psnr", "diagnostic"], abs=0.01)
+        assert max(reached.values()) < best < 60
+
+
+def test_one_image_alone_has_no_other(images: Path, tmp_path: Path) -> None:
+    assert attack(images, tmp_path, CONTROLS, limit=1).exit_code == 0
+    alone = rows(tmp_path)[lambda r: r["attack"] == "other_image"]
+    assert set(alone["status"]) == {"unsupported"}
+    assert alone["reason"].notna().all()
+    files = written(tmp_path)
+    attack(images, tmp_path, CONTROLS, limit=1)
+    assert written(tmp_path) == files
