@@ -364,21 +364,6 @@ def test_tables_and_norms_are_not_rounded() -> None:
         assert (autocast_error(update, name, values) > 0).all(), name
 
 
-# what attacks make of it --------------------------------------------------------------------------
-
-
-def median(kind: str, uploads: int, **facts: Any) -> float:
-    """PSNR of `multi_round` over so many uploads; `facts` replace those of the uploads."""
-    updates = [replace(upload(kind, round), **facts) for round in range(uploads)]
-    attack = find_attack("multi_round", {"uploads": uploads})
-    images = attack.run(of_uploads(trained(), *updates), generator=torch.Generator()).images
-    return float(psnr(images.float(), photographs()).median())
-
-
-def test_two_uploads_that_do_not_say_it_come_back_worse() -> None:
-    assert median("bf16", 2) > median("bf16", 2, autocast="none") + 1
-
-
 def test_a_direction_that_noise_alone_closes_stays_open() -> None:
     """Three patches are masked in both uploads. By the errors of the spans the eigenvalue of their
     directions is not zero; with the errors told they are open."""
