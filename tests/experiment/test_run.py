@@ -4,6 +4,7 @@ controls."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +16,10 @@ from attacks import ATTACKS
 from mjp_privacy import load_images, score
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.data import open_images
+from mjp_privacy.experiment import run as run_module
 from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.jigsaw import shuffle_patches
 from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import (
@@ -87,6 +91,23 @@ def test_settings_feed_and_score_what_they_say(whole: Path, images: Path) -> Non
             assert own["input"].equal(fed)
             assert own["target"].equal(own[against])
         assert shuffled == any(not own["input"].equal(own["plain"]) for own in stored.values())
+
+
+def test_an_image_without_a_label_takes_nothing_from_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some_labels(*arguments: Any) -> Any:  # as uploads may have them; images have all or none
+        source = open_images(*arguments)
+        records = [replace(r, label=None if r.image_id == "1.png" else 0) for r in source.records]
+        return replace(source, records=tuple(records))
+
+    monkeypatch.setattr(run_module, "open_images", some_labels)
+    images = photographs(tmp_path / "images", 3)
+    attack(images, tmp_path / "run", one_cell(attacks=[{"name": "april"}]))
+    found = RunStore(tmp_path / "run").read(cells(tmp_path / "run")[0]["run_id"])
+    found = found.set_index("image_id").sort_index()
+    for variant in ("intact", "altered"):
+        assert found[f"top1.{variant}"].isna().tolist() == [False, True, False]
 
 
 # images, cells, the folder's own config -----------------------------------------------------------
