@@ -243,6 +243,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "attention pooling": {"global_pool": "map"},
     "no layer scale, queries normed": {"init_values": None, "qk_norm": True},
 }
+IN_ORDER, NO_ORDER = {"order_found": 1.0}, {"order_found": 0.0}
 BIAS: dict[str, Any] = {"rel_pos_type": "bias"}
 small = partial(planted_model, img_size=16)
 tokens = partial(planted_model, img_size=8, depth=3)
@@ -279,15 +280,17 @@ SITUATIONS = (
         )
         for positions in ("strict", "exposed")
     ),
-    Situation(  # the same for both directions: a picture is as good upside down
-        *("symmetric positions", PEELING, partial(changed_positions, symmetric, **BIAS), 1, 0),
-        says=NOT_CERTAIN,
-    ),
-    Situation("positions of an odd bias", PEELING, partial(relative, **BIAS)),
-    Situation(  # as they are before training
-        "positions of zero",
-        *(PEELING, partial(changed_positions, torch.zeros_like), 1, 0),
-        says=NOT_CERTAIN,
+    *(  # where borders tell no order, attention does
+        Situation(name, "patch_lattice", network, 1, least, says=says, pictures=quantise)
+        for name, network, least, says in (
+            ("rotary positions", rotary, 60, IN_ORDER),
+            ("relative positions", relative, 60, IN_ORDER),
+            ("relative positions of an odd bias", partial(relative, **BIAS), 60, IN_ORDER),
+            # the same for both directions: a picture is as good upside down
+            ("symmetric ones", partial(changed_positions, symmetric, **BIAS), 0, NO_ORDER),
+            # as they are before training: the network does not see an order
+            ("zero ones", partial(changed_positions, torch.zeros_like), 0, NO_ORDER),
+        )
     ),
     *(Situation(name, SPAN, partial(other_vit, **more), 2) for name, more in KINDS.items()),
     Situation("a batch", SPAN, tokens, 3, 80),

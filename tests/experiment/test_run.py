@@ -1,5 +1,4 @@
-"""What a run leaves, from which every number can be made again: rows, pictures, cells, batches,
-controls."""
+"""What a run leaves, from which every number can be made again: rows, pictures, cells, batches."""
 
 from __future__ import annotations
 
@@ -24,7 +23,6 @@ from mjp_privacy.models.jigsaw import shuffle_patches
 from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import (
     KEYS,
-    MJP,
     PATCH,
     SIDE,
     TINY,
@@ -277,50 +275,21 @@ def test_the_residual_is_computed_where_it_decides_or_is_asked_for(
     assert {*found[found["metric"] == "gradient_residual"]["attack"]} == having
 
 
-# controls -----------------------------------------------------------------------------------------
-
-ROLES = ("grey", "mean_image", "other_image", "oracle_inverse")
-PSNR = ("psnr", "standard")
-CONTROLS = tiny(
-    models={"MJP": {**MJP, "embed_dim": 96}},  # below the patch length: the inverse loses something
-    grid=[{"models": ["MJP"], "settings": ["a", "b", "c"], "gammas": [0.5]}],
-    attacks=[{"name": name} for name in ROLES],
-)
+# controls: what each gives stands among the golden rows -------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def controls(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FedSGDClient, "gradients", lambda *_, **__: pytest.fail("none is needed"))
-        assert attack(images, out, CONTROLS).exit_code == 0
-    return out
-
-
-@pytest.mark.parametrize("setting", ["a", "b", "c"])
-def test_what_each_control_gives(controls: Path, setting: str) -> None:
-    wanted = {name: {"setting": setting, "attack": name} for name in ROLES}
-    stored = {name: tensors(controls, cell(controls, **wanted[name])["run_id"]) for name in ROLES}
-    score = {name: values(controls, **wanted[name]) for name in ROLES}
-    for image_id in names(6):
-        own = {name: stored[name][image_id]["images"] for name in ROLES}
-        assert (own["grey"] == 0.5).all()
-        assert own["mean_image"][:, 3, 4].tolist() == pytest.approx([0.485, 0.456, 0.406])
-        others = [other["plain"] for i, other in stored["grey"].items() if i != image_id]
-        assert any(own["other_image"].equal(other) for other in others)
-        reached = {name: score[name][(image_id, *PSNR)] for name in ROLES}
-        beside = score["oracle_inverse"][image_id]
-        assert reached["grey"] == pytest.approx(beside["grey_psnr", "diagnostic"])
-        best = reached.pop("oracle_inverse")
-        assert best == pytest.approx(beside["ceiling_psnr", "diagnostic"], abs=0.01)
-        assert max(reached.values()) < best < 60
-
-
-def test_one_image_alone_has_no_other(images: Path, tmp_path: Path) -> None:
-    assert attack(images, tmp_path, CONTROLS, limit=1).exit_code == 0
-    alone = rows(tmp_path)[lambda r: r["attack"] == "other_image"]
-    assert set(alone["status"]) == {"unsupported"}
-    assert alone["reason"].notna().all()
+def test_one_image_alone_has_no_other(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no control needs a client's gradient."""
+    monkeypatch.setattr(FedSGDClient, "gradients", lambda *_, **__: pytest.fail("none is needed"))
+    config = tiny(attacks=[{"name": name} for name in ("grey", "other_image", "oracle_inverse")])
+    assert attack(images, tmp_path, config, limit=1).exit_code == 0
+    alone = rows(tmp_path)
+    without = alone["attack"] == "other_image"
+    assert set(alone.loc[without, "status"]) == {"unsupported"}
+    assert alone.loc[without, "reason"].notna().all()
+    assert set(alone.loc[~without, "status"]) == {"ok"}
     files = written(tmp_path)
-    attack(images, tmp_path, CONTROLS, limit=1)
+    attack(images, tmp_path, config, limit=1)
     assert written(tmp_path) == files
