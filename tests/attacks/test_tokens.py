@@ -1,5 +1,5 @@
-"""Tokens of all kinds of ViTs: peeled out of one upload, put in order, told apart in a batch; and
-the classifier's gradient alone."""
+"""Tokens of all kinds of ViTs: peeled out of one upload and put in order; pictures of one batch by
+layers, by matching and by the lattice of their differences; the classifier's gradient alone."""
 
 from __future__ import annotations
 
@@ -7,30 +7,39 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
 from skimage import data
-from torch import Tensor, nn
+from torch import Tensor
 
 from attacks import find_attack
 from attacks.equations.attention import groups, refined_groups
-from attacks.equations.block import FC1, PROJ, equations_hold
+from attacks.equations.block import PROJ, equations_hold
+from attacks.equations.lattice_pictures import NormTest
+from attacks.equations.layers import FOUND, LayerSpans, smallest_cut
 from attacks.equations.token_peeling import Peeling
 from attacks.head_features import features_of
+from attacks.lattice.cost import Frame
+from attacks.lattice.search import sums_of
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.upload import labels_of_batch, make_upload
 from mjp_privacy.interfaces import AttackerView, Reconstruction
-from mjp_privacy.metrics.pictures import psnr
+from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.vit import input_of
 from tests.helpers.models import planted_model
 from tests.helpers.planted import (
     SHAPE,
+    best,
     changed,
     drawn,
     gradient_of,
     keeping,
+    lattice_model,
     other_vit,
     planted_images,
     planted_view,
@@ -100,14 +109,6 @@ def test_tokens_are_read_without_one_that_is_not_found(monkeypatch: pytest.Monke
     assert found.diagnostics["certain"].tolist() == [0.0]
 
 
-def unscaled() -> LoadedModel:
-    """A network whose patches are embedded without a bias and normalised, and get no positions."""
-    more = {"pos_embed": "none", "embed_norm_layer": timm.layers.RmsNorm}
-    network = other_vit(**more)
-    network.patch_embed.proj.bias = None
-    return network
-
-
 def test_tokens_that_attention_adds_up_are_one_group() -> None:
     """Of three pictures, in no order, with weights that also point elsewhere."""
     random = torch.Generator().manual_seed(0)
@@ -158,40 +159,6 @@ def test_a_block_that_computes_something_else_is_noticed(scaled: bool) -> None:
     assert [*found.inapplicable] == [0]
 
 
-class Doubled(nn.Identity):
-    """In place of a norm, what is none."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
-class OneLayer(nn.Linear):
-    """In place of two layers."""
-
-    def __init__(self, in_features: int, **_: Any) -> None:
-        super().__init__(in_features, in_features)
-
-
-@pytest.mark.parametrize(
-    ("model", "facts", "absent", "kind"),
-    [
-        (lambda: other_vit(norm_layer=Doubled), {}, "none", "block"),
-        (lambda: other_vit(mlp_layer=OneLayer), {}, "none", "block"),
-        (lambda: unscaled(), {}, "none", "model"),
-        (other_vit, {"batch": 100}, "none", "underdetermined"),
-        (other_vit, {}, FC1, "missing_gradient"),
-        (lambda: planted_model(unknown_embedding=True, index_embedding=True), {}, "none", "model"),
-    ],
-)
-def test_what_does_not_show_its_tokens_is_refused(
-    model: Callable[[], LoadedModel], facts: dict[str, Any], absent: str, kind: str
-) -> None:
-    view = keeping(seen(model(), planted_images(1, size=SIDE)), lambda name: absent not in name)
-    refusal = find_attack("token_peeling").unsupported(changed(view, **facts))
-    assert refusal is not None
-    assert refusal.kind == kind
-
-
 # their order, where no table of positions tells it ------------------------------------------------
 
 
@@ -212,6 +179,125 @@ def test_the_picture_is_exact_where_borders_mislead(name: str) -> None:
     by_borders = run(keeping(view, lambda one: not one.startswith(PROJ)), name)
     assert by_borders.diagnostics["order_found"].tolist() == [0.0]
     assert float(psnr(by_borders.images.double(), images)) < 30
+
+
+# batches: layer_span and span_matching ------------------------------------------------------------
+
+
+def test_where_nothing_is_found_the_guesses_of_batch_span_stand() -> None:
+    model = planted_model(img_size=8, depth=3)
+    view = seen(model, planted_images(2, 8), "span_matching", batch=2)
+    sent = dict(view.updates[0].grads)
+    for name in [name for name in sent if name.startswith("blocks.")]:
+        noise = torch.randn(sent[name].shape, generator=torch.Generator().manual_seed(1))
+        sent[name] = noise.to(sent[name])
+    view = changed(view, grads=sent)
+    found = solved(view, "layer_span", searches=2)
+    assert torch.allclose(found.images, solved(view, "batch_span").images)
+    assert found.diagnostics["certain"].tolist() == [0.0, 0.0]
+    assert found.diagnostics["outside"].isnan().all()
+
+
+def test_the_smallest_cut_is_that_of_all_parts() -> None:
+    """Beside a search through all parts of seven things."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        weights = torch.rand(7, 7, generator=generator) ** 4
+        weights = weights + weights.mT
+        cuts = []
+        for part in range(1, 2**6):
+            here = torch.tensor([bool(part >> place & 1) for place in range(7)])
+            cuts.append(float(weights[here][:, ~here].sum()))
+        assert smallest_cut(weights) == pytest.approx(min(cuts))
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0])
+def test_no_mixture_passes_where_tokens_do_not_see_each_other(scale: float) -> None:
+    """Layer scale of new networks multiplies all that attention adds by next to nothing, so that a
+    picture of patches of both lies in the layers' spans as each of the two does."""
+    torch.manual_seed(2)
+    network: Any = timm.models.VisionTransformer(
+        img_size=32, embed_dim=96, depth=3, num_heads=4, num_classes=10, init_values=scale
+    )
+    model, images = load_module(network, mean=0.5, std=0.5), planted_images(2, 32).float()
+    view = seen(model, images, "layer_span", batch=2)
+    grads = {name: sent[0] for name, sent in view.updates[0].grads.items()}
+    spans = LayerSpans.of(model, grads, 2)
+    assert spans is not None
+    one, other = model.normalize(images)
+    enough, mixed = FOUND * torch.finfo(torch.float32).eps ** 2, one.clone()
+    mixed[:, :16] = other[:, :16]
+    with torch.no_grad():
+        true, mixture = spans.off(torch.stack((one, mixed))).tolist()
+    assert true <= enough
+    assert (mixture <= enough) == (scale < 1)
+    assert spans.passes(one[None], true, enough) == (scale == 1)
+    assert not spans.passes(mixed[None], mixture, enough)
+
+
+def test_gradients_come_closer_and_what_mjp_masked_in_all_pictures_stays_masked() -> None:
+    mask = torch.tensor([[True, False, False, False]] * 2)
+    model, client = (
+        planted_model(img_size=8, depth=2, unknown_embedding=True),
+        ClientConfig(batch=2),
+    )
+    given = {"images": planted_images(2, 8), "client": client}
+    view, inputs = planted_view(model, find_attack("span_matching"), "a", **given)
+    view = replace(view, updates=[make_upload(model, [replace(inputs, mask=mask)], client)])
+    options = {"prior_weight": 1e-6, "restarts": 1}
+    start, found = (solved(view, "span_matching", steps=n, **options) for n in (1, 40))
+    assert torch.equal(found.mask, mask)
+    assert found.images.isfinite().all()
+    assert float(found.diagnostics["distance"][0]) < 0.1 * float(start.diagnostics["distance"][0])
+
+
+def test_the_classes_of_a_batch_with_a_class_that_comes_twice() -> None:
+    likely = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.3, 0.1, 0.2, 0.4], [0.25] * 4])
+    classes = torch.tensor([1, 1, 3])
+    bias = (likely - torch.nn.functional.one_hot(classes, 4)).mean(0)
+    assert labels_of_batch(bias, 3).sort().values.tolist() == [1, 1, 3]
+
+
+# batch_lattice ------------------------------------------------------------------------------------
+
+
+def eight_bit(batch: int, side: int = 16) -> Tensor:
+    return quantise(planted_images(batch, side))
+
+
+def of_lattice(images: Tensor, model: LoadedModel) -> AttackerView:
+    """What is seen of these pictures as one batch, without labels."""
+    return replace(seen(model, images, "batch_lattice", batch=len(images)), labels=None)
+
+
+def test_a_patch_is_told_by_itself() -> None:
+    images = eight_bit(2)
+    view = of_lattice(images, lattice_model(1e-4))
+    frame = Frame.of(torch.ones(1, 193), view.pixels, 8)
+    test = NormTest.of(view, view.updates[0], 0, 2, frame)
+    assert test is not None
+    one, other = np.rint(255 * to_patches(images, 8).numpy())
+    alone = test.along(other - one)
+    passes = [len(alone.passed(x, 2, *sums_of(4, 0))) for x in (one[2], other[2], one[2] + 1)]
+    assert passes == [1, 1, 0]
+
+
+def test_two_uploads_show_the_span_that_one_does_not() -> None:
+    """N = 16, D = 32: one upload leaves 15 rows of 16 differences; the weights differ."""
+    shape: dict[str, Any] = {"img_size": 32, "embed_dim": 32}
+    images, model, moved = eight_bit(2, 32), lattice_model(**shape), lattice_model(**shape)
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            parameter += 0.1 * parameter.abs().mean() * noise
+    first, second = of_lattice(images, model), of_lattice(images, moved)
+    before = {name: value.detach() for name, value in moved.named_parameters()}
+    late = replace(second.updates[0], weights_before=before)
+    view = replace(first, updates=[first.updates[0], late])
+    assert find_attack("batch_lattice").unsupported(first) is not None
+    found = solved(view, "batch_lattice", uploads=2)
+    assert best(found.images, images).min() > 100
+    assert found.diagnostics["lattice_found"].tolist() == [1.0, 1.0]
 
 
 # the classifier alone ----------------------------------------------------------------------------
