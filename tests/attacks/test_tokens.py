@@ -15,7 +15,7 @@ from skimage import data
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.equations.attention import groups, refined_groups
+from attacks.equations.attention import PatchOrder, groups, refined_groups
 from attacks.equations.block import PROJ, equations_hold
 from attacks.equations.lattice_pictures import NormTest
 from attacks.equations.layers import FOUND, LayerSpans, smallest_cut
@@ -43,6 +43,7 @@ from tests.helpers.planted import (
     other_vit,
     planted_images,
     planted_view,
+    relative,
     rotary,
     solved,
 )
@@ -160,6 +161,41 @@ def test_a_block_that_computes_something_else_is_noticed(scaled: bool) -> None:
 
 
 # their order, where no table of positions tells it ------------------------------------------------
+
+
+def order_and_patches(model: LoadedModel) -> tuple[PatchOrder, Tensor]:
+    images = planted_images(1, size=SIDE)
+    view = seen(model, images, "patch_lattice")
+    attention = PatchOrder.of(view, view.updates[0], 0)
+    assert attention is not None
+    return attention, to_patches(model.normalize(images)[0], PATCH)
+
+
+@pytest.mark.parametrize("network", [rotary, relative])
+def test_displaced_patches_are_put_where_attention_had_them(
+    network: Callable[[], LoadedModel],
+) -> None:
+    attention, patches = order_and_patches(network())
+    moved = torch.randperm(len(patches), generator=torch.Generator().manual_seed(0))[:8]
+    order = torch.arange(len(patches))
+    order[moved] = moved.roll(1)
+    found, is_right = attention.found(patches[order])
+    assert is_right
+    torch.testing.assert_close(patches[order][found], patches)
+    wrong = patches.clone()
+    wrong[3] += 0.02
+    assert not attention.found(wrong)[1]
+
+
+def test_a_gradient_that_no_order_explains_leaves_the_order_that_borders_gave() -> None:
+    """As of attention with dropout."""
+    attention, patches = order_and_patches(relative())
+    like = torch.randn(attention.rows.shape, generator=torch.Generator().manual_seed(0))
+    spread = 0.1 * attention.rows.square().mean().sqrt()
+    other = replace(attention, rows=attention.rows + spread * like.to(spread))
+    order, is_right = other.found(patches)
+    assert not is_right
+    assert order.tolist() == list(range(len(patches)))
 
 
 @pytest.mark.parametrize("name", ["patch_lattice", "token_peeling"])
