@@ -284,7 +284,7 @@ def test_the_residual_is_computed_where_it_decides_or_is_asked_for(
     assert {*found[found["metric"] == "gradient_residual"]["attack"]} == having
 
 
-# beside the scores: patches put back, the residual; masks found and regions are golden rows --------
+# beside the scores: patches put back, the residual; masks and regions are golden rows -------------
 
 
 def puzzle(count: int = 3, gamma: float = 0.5) -> tuple[Tensor, ClientInput]:
