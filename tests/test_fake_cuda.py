@@ -70,12 +70,3 @@ def test_a_client_goes_forward_on_its_own_device(
             assert (classes.device.type, classes.shape) == ("cpu", (len(IDS),))
             ceiling = oracle_inverse(model, inputs.images.to(model.like.device)).cpu()
             assert (ceiling.device.type, ceiling.shape) == ("cpu", inputs.images.shape)
-
-
-def test_the_wrong_device_is_refused() -> None:
-    """What the test above would not see otherwise."""
-    model = tiny(unknown_embedding=True)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        images = torch.zeros(1, 3, 32, 32, dtype=torch.float64)
-        with pytest.raises(RuntimeError, match="device"):
-            on_cuda(mode, model)(images)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import timm
 import torch
 
 from attacks import ATTACKS, CONTROLS, TRAITS, find_attack, traits_of
@@ -25,9 +27,10 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.experiment.config import AttackConfig, check_attacks
 from mjp_privacy.interfaces import AttackerView, Refusal
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.loading import outline_model
 from tests.helpers.models import planted_model
-from tests.helpers.planted import changed, keeping, planted_images, planted_view
+from tests.helpers.planted import changed, keeping, other_vit, planted_images, planted_view
 
 Change = Callable[[AttackerView], AttackerView]
 Options = Mapping[str, Any]
@@ -80,9 +83,32 @@ class Case:
     model: Options = field(default_factory=dict)
     change: Change = as_sent
     options: Options = field(default_factory=dict)
+    network: Callable[[], LoadedModel] | None = None  # in place of the planted model
 
     def __str__(self) -> str:
         return f"{self.attack}-{self.kind}-{self.named[:30]}"
+
+
+class Doubled(torch.nn.Identity):
+    """In place of a norm, what is none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+class OneLayer(torch.nn.Linear):
+    """In place of two layers."""
+
+    def __init__(self, in_features: int, **_: Any) -> None:
+        super().__init__(in_features, in_features)
+
+
+def unscaled() -> LoadedModel:
+    """A network whose patches are embedded without a bias and normalised, and get no positions."""
+    more = {"pos_embed": "none", "embed_norm_layer": timm.layers.RmsNorm}
+    network = other_vit(**more)
+    network.patch_embed.proj.bias = None
+    return network
 
 
 FEW = "underdetermined"
@@ -115,6 +141,11 @@ CASES = (
     Case("token_span", "block", "ln_pre", change=in_model("norm_pre", torch.nn.LayerNorm(96))),
     Case("token_span", FEW, "N + 3 = 67 unknowns > D = 64", model={"embed_dim": 64}),
     Case("token_span", "batch", "2", batch=2),
+    Case("token_peeling", "block", network=partial(other_vit, norm_layer=Doubled)),
+    Case("token_peeling", "block", network=partial(other_vit, mlp_layer=OneLayer)),
+    Case("token_peeling", "model", network=unscaled),
+    Case("token_peeling", "model", model={"unknown_embedding": True, "index_embedding": True}),
+    Case("token_peeling", FEW, change=with_facts(batch=100)),
     # N B <= 96 allows 24, N (B - 1) < 48 twelve
     Case("batch_span", FEW, "N (B - 1) = 60 differences >= p = 48", batch=16, model=SMALL),
     Case("batch_span", FEW, "N B = 128 patches > D = 96", batch=32, model=SMALL),
@@ -137,7 +168,8 @@ CASES = (
 
 
 def refusal_of(case: Case) -> Refusal | None:
-    attack, model = find_attack(case.attack, dict(case.options)), planted_model(**case.model)
+    attack = find_attack(case.attack, dict(case.options))
+    model = case.network() if case.network else planted_model(**case.model)
     images = planted_images(max(4, case.batch), model.card.img_size)
     client = ClientConfig(batch=case.batch)
     view, _ = planted_view(model, attack, "a", images=images, client=client)

@@ -1,5 +1,5 @@
-"""Tokens of all kinds of ViTs: peeled out of one upload, put in order, told apart in a batch; and
-the classifier's gradient alone."""
+"""Tokens of all kinds of ViTs: peeled out of one upload and put in order; pictures of one batch by
+layers, by matching and by the lattice of their differences; the classifier's gradient alone."""
 
 from __future__ import annotations
 
@@ -7,65 +7,48 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
 from skimage import data
-from torch import Tensor, nn
+from torch import Tensor
 
 from attacks import find_attack
 from attacks.equations.attention import PatchOrder, groups, refined_groups
-from attacks.equations.block import FC1, PROJ, equations_hold
+from attacks.equations.block import PROJ, equations_hold
+from attacks.equations.lattice_pictures import NormTest
+from attacks.equations.layers import FOUND, LayerSpans, smallest_cut
 from attacks.equations.token_peeling import Peeling
 from attacks.head_features import features_of
+from attacks.lattice.cost import Frame
+from attacks.lattice.search import sums_of
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.upload import labels_of_batch, make_upload
 from mjp_privacy.interfaces import AttackerView, Reconstruction
-from mjp_privacy.metrics.pictures import psnr
+from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.vit import input_of
 from tests.helpers.models import planted_model
 from tests.helpers.planted import (
+    SHAPE,
     best,
     changed,
+    drawn,
     gradient_of,
     keeping,
+    lattice_model,
+    other_vit,
     planted_images,
     planted_view,
+    relative,
+    rotary,
     solved,
 )
 
-SIDE, PATCH = 32, 8
-SHAPE: dict[str, Any] = {"img_size": SIDE, "patch_size": PATCH, "embed_dim": 96}
-SHAPE |= {"depth": 2, "num_heads": 3, "num_classes": 10}
-
-
-def drawn(net: Callable[..., nn.Module], scale: float, **more: Any) -> LoadedModel:
-    """A float64 network of timm's, with weights so large that attention differs."""
-    torch.manual_seed(5)
-    network = net(**SHAPE | more)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, scale)
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    return load_module(network.double(), mean=0.5, std=0.5)
-
-
-def other_vit(**more: Any) -> LoadedModel:
-    """A ViT with layer scale."""
-    settings = {"init_values": 0.5, "class_token": False, "global_pool": "avg", **more}
-    return drawn(timm.models.VisionTransformer, 0.15, **settings)
-
-
-def rotary() -> LoadedModel:
-    """A network without a table of positions."""
-    return drawn(timm.models.Eva, 0.1, use_abs_pos_emb=False, use_rot_pos_emb=True)
-
-
-def relative() -> LoadedModel:
-    return drawn(timm.models.VisionTransformerRelPos, 0.1)
+SIDE, PATCH = SHAPE["img_size"], SHAPE["patch_size"]
 
 
 def seen(
@@ -82,64 +65,31 @@ def run(view: AttackerView, attack: str = "token_peeling", **options: Any) -> Re
 # one upload, token by token -----------------------------------------------------------------------
 
 
-def test_masked_patches_are_exact_and_the_mask_is_found() -> None:
-    """Without the position table's gradient; the patches of a picture, in whatever order."""
-    model, images = planted_model(unknown_embedding=True), planted_images(2)
+@pytest.mark.parametrize(
+    ("network", "count", "batch", "gamma"),
+    [({}, 2, 1, 0.9), ({"pre_norm": True}, 1, 1, 0.5), ({"img_size": 16}, 4, 4, 0.5)],
+)
+def test_masked_patches_are_exact_and_the_mask_is_found(
+    network: dict[str, Any], count: int, batch: int, gamma: float
+) -> None:
+    """Without the position table's gradient; the patches of a picture, in whatever order, for
+    borders tell it. What is masked in one picture of a batch stands in another. A second time they
+    are the same to the bit."""
+    model = planted_model(unknown_embedding=True, **network)
+    images, client = planted_images(count, model.card.img_size), ClientConfig(batch=batch)
     attack = find_attack("token_peeling")
-    view, fed = planted_view(model, attack, "c", images=images, gamma=0.9)
+    view, fed = planted_view(model, attack, "c", images=images, gamma=gamma, client=client)
     assert "pos_embed" not in view.updates[0].grads
-    found = run(view)
-    assert torch.equal(found.mask, fed.mask)
-    for one, true in zip(found.images, images, strict=True):
-        away = torch.cdist(*(to_patches(x.double(), model.patch_size) for x in (one, true)))
-        assert sorted(away.argmin(1).tolist()) == list(range(len(away)))
-        assert float(away.amin(1).max()) < 1e-5
-    assert found.diagnostics["certain"].tolist() == [0.0, 0.0]  # borders told the order
-
-
-MLPS: dict[str, Any] = {
-    "mlp": {},
-    "gated": {"mlp_layer": timm.layers.GluMlp},
-    "gated by a layer of its own": {"mlp_layer": timm.layers.SwiGLU},
-    "behind an RMSNorm": {"norm_layer": timm.layers.RmsNorm},
-    "normed": {"scale_mlp_norm": True},
-}
-
-
-@pytest.mark.parametrize("more", MLPS.values(), ids=MLPS)
-def test_whatever_stands_between_the_two_layers(more: dict[str, Any]) -> None:
-    images = planted_images(1, size=SIDE)
-    found = run(seen(other_vit(**more), images))
-    assert float(psnr(found.images, images)[0]) > 80
-    assert found.diagnostics["certain"].tolist() == [1.0]
-
-
-@pytest.mark.parametrize("fed", [[0, 1, 2, 3], [0, 1, 2, 0], [0, 1]])
-def test_pictures_of_a_batch_are_told_apart_and_verified(fed: list[int]) -> None:
-    """Also where two are equal, and where the batch of 4 that is told holds fewer."""
-    model, images = planted_model(embed_dim=160, img_size=16), planted_images(4, size=16)[fed]
-    view = seen(model, images, batch=len(fed))
-    found = run(replace(view, updates=[replace(view.updates[0], batch=4)]))
-    certain = found.diagnostics["certain"] == 1
-    assert int(certain.sum()) == len({*fed})
-    assert float(best(found.images[certain], images).min()) > 80
-
-
-def test_pictures_of_a_batch_are_told_apart_under_mjp() -> None:
-    """Their patches, in whatever order; what is masked in one picture stands in another. A second
-    time they are the same to the bit."""
-    model, images = planted_model(unknown_embedding=True, img_size=16), planted_images(4, size=16)
-    attack, client = find_attack("token_peeling"), ClientConfig(batch=4)
-    view, fed = planted_view(model, attack, "c", images=images, gamma=0.5, client=client)
-    assert fed.mask is not None
     assert bool(fed.mask.any(1).all())
     found = run(view)
     sent, solved = (to_patches(x.double(), model.patch_size) for x in (images, found.images))
     away = torch.stack([torch.cdist(one, sent).amin(2).amax(1) for one in solved])
-    assert sorted(away.argmin(1).tolist()) == [0, 1, 2, 3]
-    assert float(away.amin(1).max()) < 1e-5
+    assert sorted(away.argmin(1).tolist()) == [*range(count)]
+    assert float(away.amin(1).max()) < 1e-4
+    back = torch.stack([torch.cdist(one, solved).amin(2).amax(1) for one in sent])
+    assert float(back.amin(1).max()) < 1e-4  # no patch stands twice
     assert torch.equal(found.mask, fed.mask[away.argmin(1)])
-    assert found.diagnostics["certain"].tolist() == [0.0] * 4
+    assert found.diagnostics["certain"].tolist() == [0.0] * count
     assert torch.equal(run(view).images, found.images)
 
 
@@ -158,48 +108,6 @@ def test_tokens_are_read_without_one_that_is_not_found(monkeypatch: pytest.Monke
     found = run(seen(drawn(timm.models.VisionTransformer, 0.03, **shape), images))
     assert float(psnr(found.images, images)[0]) > 20  # else 12
     assert found.diagnostics["certain"].tolist() == [0.0]
-
-
-def unscaled() -> LoadedModel:
-    """A network whose patches are embedded without a bias and normalised, and get no positions."""
-    more = {"pos_embed": "none", "embed_norm_layer": timm.layers.RmsNorm}
-    network = other_vit(**more)
-    network.patch_embed.proj.bias = None
-    return network
-
-
-@pytest.mark.parametrize(
-    "more", [{"pre_norm": True}, {"embed_norm_layer": timm.layers.RmsNorm}], ids=["sums", "patches"]
-)
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_norm_before_block_0_hides_no_patch(more: dict[str, Any], batch: int) -> None:
-    """Of sums with positions, as CLIP's, or of embedded patches, as AIMv2's."""
-    images = planted_images(batch, size=SIDE)
-    found = run(seen(other_vit(**more), images, batch=batch))
-    assert float(best(found.images, images).min()) > 60
-    assert found.diagnostics["certain"].tolist() == [1.0] * batch
-
-
-def test_a_norm_of_sums_hides_no_masked_patch() -> None:
-    model, images = planted_model(unknown_embedding=True, pre_norm=True), planted_images(1)
-    view, fed = planted_view(model, find_attack("token_peeling"), "c", images=images, gamma=0.5)
-    found = run(view)
-    assert torch.equal(found.mask, fed.mask)
-    away = torch.cdist(
-        *(to_patches(x[0].double(), model.patch_size) for x in (found.images, images))
-    )
-    assert float(away.amin(1).max()) < 1e-4
-
-
-@pytest.mark.parametrize("network", [rotary, relative])
-def test_pictures_of_a_batch_are_told_apart_without_a_table(
-    network: Callable[[], LoadedModel],
-) -> None:
-    """No token says where it stands: attention says whose it is, and then where."""
-    images = planted_images(2, size=SIDE)
-    found = run(seen(network(), images, batch=2))
-    assert float(best(found.images, images).min()) > 80
-    assert found.diagnostics["certain"].tolist() == [1.0, 1.0]
 
 
 def test_tokens_that_attention_adds_up_are_one_group() -> None:
@@ -228,41 +136,6 @@ def test_tokens_in_wrong_groups_are_moved_to_where_their_sums_lie() -> None:
     assert sorted(sorted(owner[group].tolist()) for group in found) == [[0] * 5, [1] * 5]
 
 
-@pytest.mark.parametrize("blank", [2, 3])
-def test_blank_pictures_leave_fewer_tokens_than_pictures_have_patches(blank: int) -> None:
-    """In a network without positions all patches of a blank picture are one token."""
-    more = {"use_abs_pos_emb": False, "use_rot_pos_emb": True, "class_token": False}
-    model = drawn(timm.models.Eva, 0.1, img_size=16, global_pool="avg", **more)
-    images = planted_images(4, size=16)
-    images[-blank:] = 0.75
-    found = run(seen(model, images, batch=4))
-    assert found.images.shape == images.shape
-    assert found.diagnostics["certain"].tolist() == [0.0] * 4
-
-
-FROZEN = ("pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias")
-
-
-def test_frozen_embeddings_hide_no_patch_smaller_than_their_width() -> None:
-    model, images = planted_model(img_size=16), planted_images(2, size=16)
-    found = run(seen(model, images, batch=2, withhold=FROZEN))
-    assert float(best(found.images, images).min()) > 100
-    assert found.diagnostics["certain"].tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("loses", [False, True])
-def test_no_patch_is_certain_that_the_embedding_does_not_tell(loses: bool) -> None:
-    """With a narrower embedding, or with one that does not see three values of a patch."""
-    width = 96 if loses else 48
-    model, images = planted_model(img_size=16, embed_dim=width), planted_images(1, size=16)
-    if loses:
-        with torch.no_grad():
-            model.patch_embed.proj.weight[..., 0, 0] = 0
-    found = run(seen(model, images, withhold=FROZEN))
-    assert float(psnr(found.images, images)[0]) > 25  # a uniform grey: 12
-    assert found.diagnostics["certain"].tolist() == [0.0]
-
-
 def test_noise_leaves_a_guess_that_is_not_certain() -> None:
     view = seen(planted_model(), planted_images(1))
     torch.manual_seed(2)
@@ -285,40 +158,6 @@ def test_a_block_that_computes_something_else_is_noticed(scaled: bool) -> None:
         found.images is None
     )  # no mean of photographs either, which would look like a weak attack
     assert [*found.inapplicable] == [0]
-
-
-class Doubled(nn.Identity):
-    """In place of a norm, what is none."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
-class OneLayer(nn.Linear):
-    """In place of two layers."""
-
-    def __init__(self, in_features: int, **_: Any) -> None:
-        super().__init__(in_features, in_features)
-
-
-@pytest.mark.parametrize(
-    ("model", "facts", "absent", "kind"),
-    [
-        (lambda: other_vit(norm_layer=Doubled), {}, "none", "block"),
-        (lambda: other_vit(mlp_layer=OneLayer), {}, "none", "block"),
-        (lambda: unscaled(), {}, "none", "model"),
-        (other_vit, {"batch": 100}, "none", "underdetermined"),
-        (other_vit, {}, FC1, "missing_gradient"),
-        (lambda: planted_model(unknown_embedding=True, index_embedding=True), {}, "none", "model"),
-    ],
-)
-def test_what_does_not_show_its_tokens_is_refused(
-    model: Callable[[], LoadedModel], facts: dict[str, Any], absent: str, kind: str
-) -> None:
-    view = keeping(seen(model(), planted_images(1, size=SIDE)), lambda name: absent not in name)
-    refusal = find_attack("token_peeling").unsupported(changed(view, **facts))
-    assert refusal is not None
-    assert refusal.kind == kind
 
 
 # their order, where no table of positions tells it ------------------------------------------------
@@ -348,19 +187,6 @@ def test_displaced_patches_are_put_where_attention_had_them(
     assert not attention.found(wrong)[1]
 
 
-def test_a_network_that_does_not_see_an_order_leaves_it() -> None:
-    """A relative bias of zero, as it is before training."""
-    model = relative()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "rel_pos" in name:
-                parameter.zero_()
-    attention, patches = order_and_patches(model)
-    order, is_right = attention.found(patches.flip(0))
-    assert not is_right
-    assert order.tolist() == list(range(len(patches)))
-
-
 def test_a_gradient_that_no_order_explains_leaves_the_order_that_borders_gave() -> None:
     """As of attention with dropout."""
     attention, patches = order_and_patches(relative())
@@ -370,29 +196,6 @@ def test_a_gradient_that_no_order_explains_leaves_the_order_that_borders_gave() 
     order, is_right = other.found(patches)
     assert not is_right
     assert order.tolist() == list(range(len(patches)))
-
-
-@pytest.mark.parametrize("turns", [False, True])
-def test_an_order_is_not_right_where_another_is_as_good(turns: bool) -> None:
-    """A relative bias that is the same for both directions does not tell a picture from itself
-    upside down."""
-    model = drawn(timm.models.VisionTransformerRelPos, 0.1, rel_pos_type="bias")
-    with torch.no_grad():
-        for name, table in model.named_parameters():
-            if "relative_position_bias_table" in name and turns:
-                table.add_(table.flip(0).clone())
-    attention, patches = order_and_patches(model)
-    shares = attention.outside(torch.stack((patches, patches.flip(0))))
-    assert (shares <= attention.enough).tolist() == [True, turns]
-    assert attention.found(patches)[1] != turns
-
-
-@pytest.mark.parametrize("positions", ["strict", "exposed"])
-def test_no_order_is_certain_that_the_network_does_not_see(positions: str) -> None:
-    model = planted_model(position_embedding=positions, img_size=16)
-    found = run(seen(model, planted_images(1, size=16)))
-    assert found.diagnostics["patches_found"].tolist() == [1.0]
-    assert found.diagnostics["certain"].tolist() == [0.0]
 
 
 @pytest.mark.parametrize("name", ["patch_lattice", "token_peeling"])
@@ -414,30 +217,147 @@ def test_the_picture_is_exact_where_borders_mislead(name: str) -> None:
     assert float(psnr(by_borders.images.double(), images)) < 30
 
 
-# other attacks on such ViTs -----------------------------------------------------------------------
-
-KINDS = {
-    "layer scale": {},
-    "registers": {"class_token": True, "reg_tokens": 2, "global_pool": "token"},
-    "attention pooling": {"global_pool": "map"},
-    "no layer scale, queries normed": {"init_values": None, "qk_norm": True},
-}
+# batches: layer_span and span_matching ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_layer_span_tells_a_batch_apart(kind: str) -> None:
-    images = planted_images(2, size=SIDE)
-    made = run(seen(other_vit(**KINDS[kind]), images, "layer_span", batch=2), "layer_span")
-    assert bool(made.diagnostics["certain"].all())
-    assert float(best(made.images, images).min()) > 60
+@pytest.mark.parametrize("fed", [[0, 1, 2, 3], [0, 1, 2, 0], [0, 1]])
+def test_pictures_of_a_batch_are_told_apart_and_verified(fed: list[int]) -> None:
+    """Also where two are equal, and where the batch of 4 that is told holds fewer."""
+    model, images = planted_model(embed_dim=160, img_size=16), planted_images(4, size=16)[fed]
+    view = seen(model, images, batch=len(fed))
+    found = run(changed(view, batch=4))
+    certain = found.diagnostics["certain"] == 1
+    assert int(certain.sum()) == len({*fed})
+    assert float(best(found.images[certain], images).min()) > 80
 
 
-def test_token_span_tells_the_patches_of_a_vit_with_layer_scale() -> None:
-    """Without any gradient of the position table."""
-    images = planted_images(size=SIDE)
-    view = seen(other_vit(class_token=True, global_pool="token"), images, "token_span")
-    assert "pos_embed" not in view.updates[0].grads
-    assert float(psnr(run(view, "token_span").images, images).min()) > 60
+@pytest.mark.parametrize("frozen", ["blocks.0.", "mlp"])
+def test_every_picture_of_a_batch_comes_back_from_the_layers_that_are_trained(frozen: str) -> None:
+    images = planted_images(3, 8)
+    view = seen(planted_model(img_size=8, depth=3), images, "layer_span", batch=3)
+    view = keeping(replace(view, labels=None), lambda name: frozen not in name)
+    found = solved(view, "layer_span")
+    assert best(found.images, images).min() > 80
+    assert found.diagnostics["certain"].tolist() == [1.0] * 3
+
+
+def test_where_nothing_is_found_the_guesses_of_batch_span_stand() -> None:
+    model = planted_model(img_size=8, depth=3)
+    view = seen(model, planted_images(2, 8), "span_matching", batch=2)
+    sent = dict(view.updates[0].grads)
+    for name in [name for name in sent if name.startswith("blocks.")]:
+        noise = torch.randn(sent[name].shape, generator=torch.Generator().manual_seed(1))
+        sent[name] = noise.to(sent[name])
+    view = changed(view, grads=sent)
+    found = solved(view, "layer_span", searches=2)
+    assert torch.allclose(found.images, solved(view, "batch_span").images)
+    assert found.diagnostics["certain"].tolist() == [0.0, 0.0]
+    assert found.diagnostics["outside"].isnan().all()
+
+
+def test_the_smallest_cut_is_that_of_all_parts() -> None:
+    """Beside a search through all parts of seven things."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        weights = torch.rand(7, 7, generator=generator) ** 4
+        weights = weights + weights.mT
+        cuts = []
+        for part in range(1, 2**6):
+            here = torch.tensor([bool(part >> place & 1) for place in range(7)])
+            cuts.append(float(weights[here][:, ~here].sum()))
+        assert smallest_cut(weights) == pytest.approx(min(cuts))
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0])
+def test_no_mixture_passes_where_tokens_do_not_see_each_other(scale: float) -> None:
+    """Layer scale of new networks multiplies all that attention adds by next to nothing, so that a
+    picture of patches of both lies in the layers' spans as each of the two does."""
+    torch.manual_seed(2)
+    network: Any = timm.models.VisionTransformer(
+        img_size=32, embed_dim=96, depth=3, num_heads=4, num_classes=10, init_values=scale
+    )
+    model, images = load_module(network, mean=0.5, std=0.5), planted_images(2, 32).float()
+    view = seen(model, images, "layer_span", batch=2)
+    grads = {name: sent[0] for name, sent in view.updates[0].grads.items()}
+    spans = LayerSpans.of(model, grads, 2)
+    assert spans is not None
+    one, other = model.normalize(images)
+    enough, mixed = FOUND * torch.finfo(torch.float32).eps ** 2, one.clone()
+    mixed[:, :16] = other[:, :16]
+    with torch.no_grad():
+        true, mixture = spans.off(torch.stack((one, mixed))).tolist()
+    assert true <= enough
+    assert (mixture <= enough) == (scale < 1)
+    assert spans.passes(one[None], true, enough) == (scale == 1)
+    assert not spans.passes(mixed[None], mixture, enough)
+
+
+def test_gradients_come_closer_and_what_mjp_masked_in_all_pictures_stays_masked() -> None:
+    mask = torch.tensor([[True, False, False, False]] * 2)
+    model, client = (
+        planted_model(img_size=8, depth=2, unknown_embedding=True),
+        ClientConfig(batch=2),
+    )
+    given = {"images": planted_images(2, 8), "client": client}
+    view, inputs = planted_view(model, find_attack("span_matching"), "a", **given)
+    view = replace(view, updates=[make_upload(model, [replace(inputs, mask=mask)], client)])
+    options = {"prior_weight": 1e-6, "restarts": 1}
+    start, found = (solved(view, "span_matching", steps=n, **options) for n in (1, 40))
+    assert torch.equal(found.mask, mask)
+    assert found.images.isfinite().all()
+    assert float(found.diagnostics["distance"][0]) < 0.1 * float(start.diagnostics["distance"][0])
+
+
+def test_the_classes_of_a_batch_with_a_class_that_comes_twice() -> None:
+    likely = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.3, 0.1, 0.2, 0.4], [0.25] * 4])
+    classes = torch.tensor([1, 1, 3])
+    bias = (likely - torch.nn.functional.one_hot(classes, 4)).mean(0)
+    assert labels_of_batch(bias, 3).sort().values.tolist() == [1, 1, 3]
+
+
+# batch_lattice ------------------------------------------------------------------------------------
+
+
+def eight_bit(batch: int, side: int = 16) -> Tensor:
+    return quantise(planted_images(batch, side))
+
+
+def of_lattice(images: Tensor, model: LoadedModel) -> AttackerView:
+    """What is seen of these pictures as one batch, without labels."""
+    return replace(seen(model, images, "batch_lattice", batch=len(images)), labels=None)
+
+
+def test_a_patch_is_told_by_itself() -> None:
+    images = eight_bit(2)
+    view = of_lattice(images, lattice_model(1e-4))
+    frame = Frame.of(torch.ones(1, 193), view.pixels, 8)
+    test = NormTest.of(view, view.updates[0], 0, 2, frame)
+    assert test is not None
+    one, other = np.rint(255 * to_patches(images, 8).numpy())
+    alone = test.along(other - one)
+    passes = [len(alone.passed(x, 2, *sums_of(4, 0))) for x in (one[2], other[2], one[2] + 1)]
+    assert passes == [1, 1, 0]
+
+
+def test_two_uploads_show_the_span_that_one_does_not() -> None:
+    """N = 16, D = 32: one upload leaves 15 rows of 16 differences; the weights differ."""
+    shape: dict[str, Any] = {"img_size": 32, "embed_dim": 32}
+    images, model, moved = eight_bit(2, 32), lattice_model(**shape), lattice_model(**shape)
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            parameter += 0.1 * parameter.abs().mean() * noise
+    first, second = of_lattice(images, model), of_lattice(images, moved)
+    before = {name: value.detach() for name, value in moved.named_parameters()}
+    late = replace(second.updates[0], weights_before=before)
+    view = replace(first, updates=[first.updates[0], late])
+    assert find_attack("batch_lattice").unsupported(first) is not None
+    found = solved(view, "batch_lattice", uploads=2)
+    assert best(found.images, images).min() > 100
+    assert found.diagnostics["lattice_found"].tolist() == [1.0, 1.0]
+
+
+# the classifier alone ----------------------------------------------------------------------------
 
 
 def features_found(sent: dict[str, Tensor], model: LoadedModel, labels: Tensor) -> Any:

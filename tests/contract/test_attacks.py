@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn.functional import fold, unfold
 
-from attacks import ATTACKS, CONTROLS, find_attack
+from attacks import find_attack
 from attacks.april import April
 from attacks.controls import oracle_inverse
 from mjp_privacy.client.config import ClientConfig
@@ -22,16 +22,16 @@ from mjp_privacy.interfaces import Attack, AttackerView, ClientInput
 from mjp_privacy.metrics.pictures import psnr, quantise
 from tests.contract.attack_targets import (
     EXACT,
-    LISTED,
     RECTANGLES,
+    SITUATIONS,
     TARGETS,
     TOLERANCE,
     AttackTarget,
+    Situation,
 )
-from tests.contract.registered import unregistered
 from tests.helpers.models import planted_model
 from tests.helpers.night import nightly
-from tests.helpers.planted import keeping, planted_images, planted_view
+from tests.helpers.planted import best, keeping, planted_images, planted_view, solved
 
 
 def seen_by(
@@ -45,13 +45,6 @@ def seen_by(
     images = quantise(images) if target.eight_bit else images
     view, inputs = planted_view(model, attack, setting, images=images, gamma=target.gamma, **client)
     return attack, view, inputs
-
-
-def test_targets_are_of_registered_attacks_and_none_is_forgotten() -> None:
-    assert set(ATTACKS) >= LISTED
-    entries = [*ATTACKS.values(), *CONTROLS.values()]
-    forgotten = unregistered("attacks", entries, (("needs", "run"), ("role", "run")))
-    assert not forgotten, "add its line to attacks/__init__.py"
 
 
 # the planted answer -------------------------------------------------------------------------------
@@ -112,6 +105,23 @@ def test_masks_are_named(name: str, setting: str) -> None:
     found = attack.run(view, generator=torch.Generator())
     assert (found.images is None) != target.pictures
     assert torch.equal(found.mask, inputs.mask if inputs.mask is not None else found.mask & False)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=str)
+def test_other_networks_batches_and_clients(situation: Situation) -> None:
+    model, attack = situation.network(), find_attack(situation.attack)
+    images = situation.pictures(planted_images(situation.images, model.card.img_size))
+    batch = situation.batch or len(images)
+    client = ClientConfig(batch=batch, **situation.client)
+    view, _ = planted_view(model, attack, "a", images=images, client=client)
+    assert "pos_embed" not in view.updates[0].grads or "token" not in situation.attack
+    found = solved(replace(view, labels=None), situation.attack, seed=3)
+    steps = zip(found.images.split(batch), images.split(batch), strict=True)
+    for made, true in steps:
+        reached = best(made, true)
+        assert situation.least < reached.min() <= reached.max() <= situation.most, reached.tolist()
+    for name, value in situation.says.items():
+        assert found.diagnostics[name].tolist() == [value] * len(images), name
 
 
 # what it needs ------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -26,36 +25,24 @@ from mjp_privacy.client.defenses.registry import (
 )
 from mjp_privacy.interfaces import Grads
 from tests.contract.defense_errors import (
+    BOUND,
     CLIENTS,
     PLANTED,
     REAL_UPLOAD,
-    complaints,
     copied,
     declared,
-    deviation,
-    step_complaints,
+    excess,
+    step_excess,
     upload_with_the_same_result,
 )
 from tests.contract.defense_targets import LINES, NAMED, ON_REAL_GRADIENTS
-from tests.contract.registered import unregistered
 
-WHOLE = [line for line in LINES if isinstance(defense_of(line), UploadDefense)]
-STEPS = [line for line in LINES if isinstance(defense_of(line), StepDefense)]
 each_line = pytest.mark.parametrize("line", LINES)
-each_whole = pytest.mark.parametrize("line", WHOLE)
-
-
-# what it is ---------------------------------------------------------------------------------------
-
-
-def test_lines_are_of_registered_defenses_and_none_is_forgotten() -> None:
-    assert set(DEFENSES) >= NAMED
-    room, members = "mjp_privacy.client.defenses", (("apply", "main"), ("step_gradient", "main"))
-    assert not unregistered(room, DEFENSES.values(), members), "register it in registry.py"
 
 
 @each_line
 def test_it_is_a_frozen_dataclass_that_comes_back_from_its_one_line(line: str) -> None:
+    assert set(DEFENSES) >= NAMED
     plugin, defense = defense_class(line.split()[0]), defense_of(line)
     assert plugin.__dataclass_params__.frozen, f"{plugin}: expected @dataclass(frozen=True)"
     generated = f"{plugin.__name__}("  # how the docstring begins that dataclass writes itself
@@ -65,17 +52,14 @@ def test_it_is_a_frozen_dataclass_that_comes_back_from_its_one_line(line: str) -
     assert canonical({defense.name: options}) == text_of(defense)
 
 
-# what it sends ------------------------------------------------------------------------------------
-
-
-@each_whole
+@pytest.mark.parametrize("line", [x for x in LINES if isinstance(defense_of(x), UploadDefense)])
 def test_it_keeps_what_it_must_and_declares_the_error_that_it_makes(line: str) -> None:
     """Where zero entries do not stay zero, attacks look for masked rows in vain: such an error
-    belongs into Disturbed.noise. It declares only what recipe and upload tell: another upload from
-    which the same tensors are sent has the same declared error, for attacks are told it and must
-    learn nothing else from it."""
-    defense = defense_of(line)
-    assert isinstance(defense, UploadDefense)
+    belongs into Disturbed.noise, any other into Disturbed.rounding. It declares only what recipe
+    and upload tell: another upload from which the same tensors are sent has the same declared
+    error, for attacks are told it and must learn nothing else from it; where neither tells it, the
+    tensor stands in Disturbed.unknown. Nor may half of what it declares pass."""
+    defense, most = defense_of(line), 0.0
     for upload in PLANTED:
         given = copied(upload.sent)
         altered = defense.apply(given, upload.draws())
@@ -90,12 +74,26 @@ def test_it_keeps_what_it_must_and_declares_the_error_that_it_makes(line: str) -
             assert name in upload.sent
             assert size.shape == (CLIENTS,), f"{line}, {name}: expected one size for each client"
             assert (size.isfinite() & (size >= 0)).all(), name
-        if sentences := list(complaints(defense, upload, altered)):
-            pytest.fail("\n".join(sentences[:3]), pytrace=False)
+        bound = ON_REAL_GRADIENTS.get(defense.name, BOUND) if upload is REAL_UPLOAD else BOUND
+        times = excess(upload, altered) / bound
+        assert times <= 1, f"{line} on the {upload}: the error is {times * bound:.3g} the declared"
+        most = max(most, times)
         again = upload_with_the_same_result(defense, upload, altered)
         for name in upload.sent if again is not None else ():
             alike = torch.allclose(declared(altered, name), declared(again, name), rtol=1e-3)
             assert alike, f"{line} on {upload}, {name}: declares what it should not know"
+    assert most == 0 or most > 0.5, f"{line} declares far more than it makes"
+
+
+@pytest.mark.parametrize("line", [x for x in LINES if isinstance(defense_of(x), StepDefense)])
+def test_a_step_is_a_mean_of_examples_and_the_declared_noise(line: str) -> None:
+    """Each example times a factor, for that is what attacks are told of; what else changes an
+    upload is an UploadDefense."""
+    for batch in (1, 2):
+        made = [step_excess(defense_of(line), upload, batch) for upload in PLANTED]
+        assert max(noise for noise, _ in made) <= BOUND, "it adds more noise than it declares"
+        assert max(left for _, left in made) <= BOUND, "it changes more than it adds noise"
+        assert any(noise > 0.5 * BOUND for noise, _ in made) == any(noise for noise, _ in made)
 
 
 @each_line
@@ -120,48 +118,9 @@ def everything(line: str, grads: Grads, draws: Draws) -> dict[str, Tensor]:
     return altered.sent | {f"size of {name}": declared(altered, name) for name in grads}
 
 
-# what it declares ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ON_REAL_GRADIENTS)
-def test_a_wider_bound_on_real_gradients_is_what_the_defence_reaches(name: str) -> None:
-    altered = defense_of(name).apply(copied(REAL_UPLOAD.sent), REAL_UPLOAD.draws())
-    made = {n: deviation(altered.sent[n] - before) for n, before in REAL_UPLOAD.sent.items()}
-    times = max(float((error / declared(altered, n)).max()) for n, error in made.items())
-    bound = ON_REAL_GRADIENTS[name]
-    assert 0.97 * bound < times <= bound, f"{name}: {times:.2f}"
-
-
-@pytest.mark.parametrize("line", STEPS)
-def test_a_step_is_a_mean_of_examples_and_the_declared_noise(line: str) -> None:
-    defense = defense_of(line)
-    assert isinstance(defense, StepDefense)
-    for upload in PLANTED:
-        if sentences := list(step_complaints(defense, upload, batch=2)):
-            pytest.fail("\n".join(sentences), pytrace=False)
-
-
 @pytest.mark.parametrize("batch", [1, 4])
 def test_dp_sgds_noise_is_sigma_times_the_clip_over_the_batch(batch: int) -> None:
     """By Abadi et al.'s formula, not by what it declares."""
     still = {"w": torch.zeros(1, batch, 300, 300)}
     noisy = DpSgd(noise=0.5, clip=2.0).step_gradient(still, Draws(0, ["a"], 0))["w"]
     assert float(noisy.std()) == pytest.approx(0.5 * 2.0 / batch, rel=0.02)
-
-
-def every_complaint(line: str, share: float) -> Iterator[str]:
-    defense = defense_of(line)
-    for upload in PLANTED:
-        if isinstance(defense, StepDefense):
-            yield from step_complaints(defense, upload, 1, share)
-        else:
-            altered = defense.apply(copied(upload.sent), upload.draws())
-            yield from complaints(defense, upload, altered, share)
-
-
-@each_line
-def test_it_does_not_declare_twice_the_error_that_it_makes(line: str) -> None:
-    """The bound is as tight as it can be: of no defence may half of what it declares pass, but of
-    those that add no noise, or say of every tensor that its error is not known."""
-    knows = any(every_complaint(line, 1e-9))
-    assert any(every_complaint(line, 0.5)) == knows, f"{line} declares far more than it makes"

@@ -10,10 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec, module_from_spec, spec_from_loader
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -27,7 +28,6 @@ from mjp_privacy.experiment.engines.tasks import LocalEngine
 from mjp_privacy.experiment.run import RunSummary
 from tests.helpers import runs
 from tests.helpers.runs import attack, photographs
-from tests.helpers.scripts import script
 from tests.helpers.trap import CONFIG, Trap, children_of, is_running, planted, until
 
 SECONDS = 300  # that an attack may take
@@ -65,30 +65,6 @@ def same_rows(one: Path, other: Path) -> None:
     assert not (other / "work").exists()
 
 
-@contextmanager
-def attack_command(
-    images: Path, out: Path, options: Sequence[str], trap: Trap
-) -> Iterator[subprocess.Popen[bytes]]:
-    """`mjp attack` with these options as a process that is killed at the end; what it says on the
-    console goes into a file OUT.log. Ctrl-C counts for it, also in a shell's background."""
-    path = out.with_suffix(".yaml")
-    path.write_text(yaml.safe_dump(CONFIG))
-    places = ["--images", str(images), "--out", str(out), "--device", "cpu"]
-    with out.with_suffix(".log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mjp_privacy", "attack", str(path), *places, *options],
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            env=trap.environment,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def victims(
     trap: Trap, count: int, *before: int, run: Future[RunSummary] | None = None
 ) -> list[int]:
@@ -122,42 +98,38 @@ def by(engine: EngineConfig, images: Path, out: Path) -> Iterator[Future[RunSumm
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("engine", ["local", "ray", "slurm"])
+@pytest.mark.parametrize("engine", ["local", "ray"])
 def test_workers_end_with_their_command_and_the_next_goes_on(
-    nine_photographs: Path,
-    here: Path,
-    tmp_path: Path,
-    trap: Trap,
-    engine: str,
-    number: int,
-    request: pytest.FixtureRequest,
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, engine: str, number: int
 ) -> None:
-    """Jobs of a Slurm command that was killed are cancelled by the next one."""
     if engine == "ray":
         pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    if engine == "slurm":
-        request.getfixturevalue("slurm_cluster")
-    out = tmp_path / "run"
+    path, out, log = (tmp_path / name for name in ("config.yaml", "run", "log"))
+    path.write_text(yaml.safe_dump(CONFIG))
+    words = ["attack", path, "--images", nine_photographs, "--out", out, "--device", "cpu"]
+    words += ["--engine", engine, "--workers", "2"]
     trap.hold()
-    options = ["--engine", engine, "--workers", "2"]
-    with attack_command(nine_photographs, out, options, trap) as running:
-        waiting = victims(trap, 2)
-        started = [*waiting, *(children_of(running.pid) if engine == "ray" else [])]
+    with log.open("w") as file:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "mjp_privacy", *map(str, words)],
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            env=trap.environment,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # also in background
+        )
+    try:
+        started = [*victims(trap, 2), *(children_of(running.pid) if engine == "ray" else [])]
         os.kill(running.pid, number)
         code = -9 if number == signal.SIGKILL else 128 + number
         assert running.wait(60) == code
-        said = out.with_suffix(".log").read_text()
-        assert "Traceback" not in said
-        assert said.count("stopped by") == (code > 0)
-    if engine != "slurm" or code > 0:
-        until(lambda: not any(map(is_running, started)), 30)
-    if engine == "slurm" and code > 0:
-        until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
-    again = SLURM if engine == "slurm" else EngineConfig("here")
-    with by(again, nine_photographs, out) as run:
-        until(lambda: not any(map(is_running, started)), 60)
-        trap.release()
-        assert run.result(SECONDS).exit_code == 0
+    finally:
+        running.kill()
+        running.wait()
+    assert "Traceback" not in log.read_text()
+    assert log.read_text().count("stopped by") == (code > 0)
+    until(lambda: not any(map(is_running, started)), 30)
+    trap.release()
+    assert attack(nine_photographs, out, CONFIG).exit_code == 0
     same_rows(here, out)
 
 
@@ -197,27 +169,6 @@ def test_a_ray_node_dies(
 
 
 @needs_ray
-@pytest.mark.nightly
-def test_the_ray_cluster_goes_and_the_run_says_so(
-    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, ray_cluster: Any
-) -> None:
-    trap.hold()
-    options = ["--engine", "ray", "--address", ray_cluster.address]
-    out = tmp_path / "run"
-    with attack_command(nine_photographs, out, options, trap) as running:
-        victims(trap, 2)
-        for node in ray_cluster.list_all_nodes():
-            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=False)
-        assert running.wait(60) == 2
-        said = out.with_suffix(".log").read_text()
-        assert ray_cluster.address in said
-        assert "Traceback" not in said
-    trap.release()
-    assert attack(nine_photographs, out, CONFIG).exit_code == 0
-    same_rows(here, out)
-
-
-@needs_ray
 @pytest.mark.engine
 @pytest.mark.parametrize("address", ["6379", "ray://head:10001", "head:port", None])
 def test_an_address_where_no_ray_is(address: str | None, tmp_path: Path) -> None:
@@ -253,11 +204,21 @@ def kill_node(cluster: Any, name: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def slurm_here() -> Any:
+    """tools/slurm-here as a module."""
+    file = Path(__file__).parents[2] / "tools" / "slurm-here"
+    loader = SourceFileLoader("slurm_here", str(file))
+    module = module_from_spec(spec_from_loader(loader.name, loader))
+    sys.modules[loader.name] = module  # dataclasses look themselves up there
+    loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def slurm_cluster(trap: Trap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster of two nodes, each with one CPU; this process is its client."""
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
-    tool = script("slurm-here")
+    tool = slurm_here()
     if missing := [name for name in tool.PROGRAMS if not tool.find(name)]:
         pytest.skip(f"`{missing[0]}` is not installed (Debian: slurmctld slurmd slurm-client)")
     with (

@@ -62,7 +62,7 @@ def same_as(whole: Path, out: Path) -> None:
 def test_a_run_that_dies_at_any_file_goes_on_and_lists_what_it_owes(
     images: Path, whole: Path, tmp_path: Path, at: int, before: bool
 ) -> None:
-    """At its k-th file, before or after that is in place; tests/golden kills processes."""
+    """At its k-th file, before or after that is in place; tools/crash-test kills processes."""
     config, calls, write = tiny(dtypes=["float64"], grid=MASKED), count(1), files.write_atomically
 
     def mortal(path: Path, *arguments: Any, **options: Any) -> Path:

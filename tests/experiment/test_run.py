@@ -10,20 +10,28 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 
 from attacks import ATTACKS
-from mjp_privacy import load_images, load_model, score
-from mjp_privacy.client.gradients import predict
+from mjp_privacy import load_images, score
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import open_images
+from mjp_privacy.experiment import diagnostics
 from mjp_privacy.experiment import run as run_module
 from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER, gradient_fit
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.models.jigsaw import shuffle_patches
-from tests.helpers.own_attacks import BATCHES, ORDER, ROUNDS, SEEN, knowing, mjp, rounds
+from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
+from mjp_privacy.metrics.matching import matched_patches, rearranged
+from mjp_privacy.metrics.pictures import psnr
+from mjp_privacy.models.jigsaw import Grid, draw_masks, shuffle_patches
+from tests.helpers import models
+from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import (
     KEYS,
-    MJP,
     PATCH,
     SIDE,
     TINY,
@@ -39,6 +47,7 @@ from tests.helpers.runs import (
     tensors,
     tiny,
     values,
+    written,
 )
 
 BOTH = ["float32", "float64"]
@@ -47,7 +56,6 @@ BOTH = ["float32", "float64"]
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
     SEEN.clear()
-    BATCHES.clear()
     with patch.dict(ATTACKS, {"rounds": ROUNDS}):
         yield
 
@@ -90,20 +98,6 @@ def test_settings_feed_and_score_what_they_say(whole: Path, images: Path) -> Non
             assert own["input"].equal(fed)
             assert own["target"].equal(own[against])
         assert shuffled == any(not own["input"].equal(own["plain"]) for own in stored.values())
-
-
-def test_without_labels_the_label_is_the_models_own_prediction(tmp_path: Path) -> None:
-    folder = photographs(tmp_path / "images", 3, labelled=False)
-    assert attack(folder, tmp_path / "run", mjp("b", rounds(rounds=1))).exit_code == 0
-    model, entry = load_model(**{**MJP, "seed": 0}), cells(tmp_path / "run")[0]
-    found = RunStore(tmp_path / "run").read(entry["run_id"])
-    stored = tensors(tmp_path / "run", entry["run_id"])
-    inputs = [stored[name]["plain"][None] for name in found["image_id"]]
-    expected = [predict(model, image, None).item() for image in inputs]
-    assert SEEN[-1].labels.tolist() == expected  # type: ignore[union-attr]
-    assert ({*found["label_source"]}, {*found["status"]}) == ({"prediction"}, {"ok"})
-    assert found["top1.intact"].isna().all()
-    assert not entry["true_labels"]
 
 
 def test_an_image_without_a_label_takes_nothing_from_its_neighbours(
@@ -156,61 +150,24 @@ def test_a_cell_given_twice_is_refused(images: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-# batches: whose picture is whose, who stands with whom --------------------------------------------
+# batches: who stands with whom; whose picture is whose stands among the golden rows ---------------
 
 
 @pytest.fixture(scope="module")
-def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Eight photographs of the classes 0 to 7, known to the attack `backwards`."""
-    images = photographs(tmp_path_factory.mktemp("eight"), 8)
-    with knowing(images, 8):
-        yield images
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photographs(tmp_path_factory.mktemp("eight"), 8)
 
 
 def batches(partners: str, uploads: int = 1, block: int = 8, **options: Any) -> dict[str, Any]:
     client = {"batch": 2, "partners": partners}
-    one = {"name": "backwards", "options": {"uploads": uploads, **options}}
     grid = [{"models": ["ViT"], "settings": ["a"], "client": client}]
-    return one_cell(block=block, grid=grid, attacks=[one])
+    return one_cell(block=block, grid=grid, attacks=[rounds(rounds=uploads, **options)])
 
 
-@pytest.mark.parametrize(("partners", "uploads", "pool"), [("fixed", 1, 2), ("fresh", 2, 8)])
-def test_reconstructions_are_scored_against_the_picture_they_fit(
-    eight: Path, tmp_path: Path, partners: str, uploads: int, pool: int
-) -> None:
-    """Several rounds of a client that shuffles are one pool."""
-    attack(eight, tmp_path / "out", batches(partners, uploads=uploads))
-    found = values(tmp_path / "out", attack="backwards")
-    for place, label in enumerate(ORDER):
-        assert found[f"{label}.png", "mse", "standard"] < 1e-14
-        assert found[f"{label}.png", "matched_place", "diagnostic"] == pool - 1 - place % pool
-        assert found[f"{label}.png", "named_class", "diagnostic"] == label
-    assert cell(tmp_path / "out")["partners"] == partners
-
-
-def test_a_picture_that_is_not_finite_fails_the_image_that_nothing_else_fits(
-    eight: Path, tmp_path: Path
-) -> None:
-    attack(eight, tmp_path / "out", batches("fixed", broken=0))
-    found = rows(tmp_path / "out")
-    second = {f"{label}.png" for label in ORDER[1::2]}  # which the attack returns first
-    assert {*found.loc[found["status"] == "failed", "image_id"]} == second
-    alone = found[(found["status"] == "ok") & (found["metric"] == "mse")]
-    assert {*alone["image_id"]} == {*names(8)} - second
-    assert (alone["value"] < 1e-10).all()
-
-
-def test_partners_change_from_round_to_round_and_no_series_is_read(
-    eight: Path, tmp_path: Path
-) -> None:
-    attack(eight, tmp_path / "out", batches("fresh", uploads=6))
-    (six,) = BATCHES
-    assert six[0] == [frozenset(ORDER[at : at + 2]) for at in (0, 2, 4, 6)]
-    assert all(frozenset.union(*steps) == {*range(8)} for steps in six)  # an epoch holds all
-    assert len({pair for steps in six for pair in steps}) > 12  # of 28; fixed ones would be 4
+def test_no_series_is_read_where_partners_change(eight: Path, tmp_path: Path) -> None:
     series = [{"name": "multi_round", "options": {"uploads": 2}}]
-    attack(eight, tmp_path / "series", batches("fresh") | {"attacks": series})
-    for status, reason in outcome(tmp_path / "series").values():
+    attack(eight, tmp_path, batches("fresh") | {"attacks": series})
+    for status, reason in outcome(tmp_path).values():
         assert status == "unsupported"
         assert "partners: fresh" in reason
 
@@ -223,7 +180,7 @@ def test_a_block_that_raises_is_not_done_again_in_parts(
     for status, reason in outcome(tmp_path / "out").values():
         assert status == "failed"
         assert "4 steps are too many" in reason
-    assert [len(rounds[0]) for rounds in BATCHES] == [4]
+    assert [len(view.updates[0].grads["pos_embed"]) for view in SEEN] == [4]
     made: list[int] = []  # nor where what raises is no attack but the client itself
 
     def fail(self: Any, cell: Any, names: Any, records: Any) -> Any:
@@ -244,7 +201,7 @@ def test_a_last_block_of_one_batch_is_refused_before_any_work(
 ) -> None:
     with pytest.raises(UserError, match=rf"ViT .*{advice}\."):
         attack(eight, tmp_path / "out", batches("fresh", block=block), limit=limit)
-    assert not BATCHES
+    assert not SEEN
     attack(eight, tmp_path / "out", batches("fresh", block=block), limit=int(advice.split()[1]))
     attack(eight, tmp_path / "fixed", batches("fixed", block=block), limit=limit)
     with pytest.raises(UserError, match=r"ViT .*--limit 2\."):  # half a step
@@ -294,14 +251,6 @@ def test_pictures_too_small_for_lpips_have_all_other_scores(three: Path, tmp_pat
     assert "lpips" not in scored
 
 
-def test_the_residual_of_a_clipped_client_is_free_of_its_clip(three: Path, tmp_path: Path) -> None:
-    """Else an attacker would choose whatever has the smallest gradient."""
-    client = {"defenses": [{"dp_sgd": {"noise": 0.0, "clip": 1e-3}}]}
-    attack(three, tmp_path, one_cell(attacks=[LOCAL, SPAN, GREY], client=client), limit=1)
-    found = values(tmp_path, attack="patch_gradient").xs("gradient_residual", level="metric")
-    assert (found < 1e-3).all()
-
-
 def test_an_attack_that_ran_alone_is_compared_once_another_competes(
     three: Path, tmp_path: Path
 ) -> None:
@@ -333,3 +282,88 @@ def test_the_residual_is_computed_where_it_decides_or_is_asked_for(
     attack(three, tmp_path, config, limit=1)
     found = rows(tmp_path)
     assert {*found[found["metric"] == "gradient_residual"]["attack"]} == having
+
+
+# beside the scores: patches put back, the residual; masks and regions are golden rows -------------
+
+
+def puzzle(count: int = 3, gamma: float = 0.5) -> tuple[Tensor, ClientInput]:
+    plain, ids = models.some_images(count), [f"image {i}" for i in range(count)]
+    mask, permutation = draw_masks(ids, grid=Grid(4, 4), gamma=gamma, round=0, seed=1)
+    fed = shuffle_patches(plain, permutation, PATCH)
+    return plain, ClientInput(fed, models.some_labels(count), ids, mask, permutation)
+
+
+def view_of(inputs: ClientInput, against: str = "plain", **client: object) -> AttackerView:
+    model = models.tiny(unknown_embedding=True)
+    config = ClientConfig(**client)  # type: ignore[arg-type]
+    update = make_upload(model, [inputs], config, names=["pos_embed", RESIDUAL_OVER])
+    pixels = Pixels(32, model.card.mean, model.card.std)
+    return AttackerView(model, [update], pixels, inputs.labels, against)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("against", ["input", "plain"])
+def test_an_attack_that_knows_the_order_is_all_right(against: str) -> None:
+    plain, inputs = puzzle()
+    view, images = view_of(inputs, against), inputs.images if against == "input" else plain
+    known = Reconstruction(images, permutation=inputs.permutation)
+    found = diagnostics.jigsaw(known, images, inputs, plain, view)
+    assert found["jigsaw_direct"].tolist() == found["jigsaw_neighbour"].tolist() == [1] * 3
+    left = Reconstruction(inputs.images, permutation=torch.arange(16).repeat(3, 1))
+    found = diagnostics.jigsaw(left, inputs.images, inputs, plain, view)
+    assert (found["jigsaw_direct"] < 1).all()
+    assert (found["oracle_permutation_psnr"] > 200).all()
+    assert diagnostics.jigsaw(Reconstruction(images), images, inputs, plain, view) == {}
+    assert inputs.mask is not None  # the oracle's order is the best of the same patches
+    noisy = (inputs.images + 0.02).clamp(0, 1)
+    best = rearranged(noisy, matched_patches(noisy, plain, inputs.mask, PATCH), PATCH)
+    assert (psnr(best, plain) - 34).abs().max() < 0.7
+    assert (psnr(noisy, plain) < 20).all()
+
+
+def residual(view: AttackerView, images: Tensor, mask: Tensor | None) -> Tensor | None:
+    fit = gradient_fit(view, images, mask, [view.model])
+    return None if fit is None else fit.residual
+
+
+def test_the_residual_is_zero_for_the_truth_and_large_for_anything_else() -> None:
+    plain, inputs = puzzle(4)
+    view = view_of(inputs)
+    for images, mask, low, high in (
+        (inputs.images, inputs.mask, 0, 1e-9),
+        (inputs.images.flip(0), inputs.mask, 0.1, 99),
+        (inputs.images, None, 0, 1e-6),  # the zero rows are the mask
+        (plain, None, 0, 1e-6),  # and the order does not matter
+        (inputs.images, models.some_masks(4), 1e-3, 99),
+    ):
+        found = residual(view, images, mask)
+        assert found is not None
+        assert found.shape == (4,)
+        assert ((low <= found) & (found < high)).all()
+    bare = replace(view.updates[0], grads={"pos_embed": view.updates[0].grads["pos_embed"]})
+    for less in (
+        view_of(inputs, batch=2),  # its order means nothing
+        replace(view, labels=None),
+        replace(view, updates=[bare]),
+    ):
+        assert residual(less, inputs.images, None) is None
+
+
+# controls: what each gives stands among the golden rows -------------------------------------------
+
+
+def test_one_image_alone_has_no_other(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no control needs a client's gradient."""
+    monkeypatch.setattr(FedSGDClient, "gradients", lambda *_, **__: pytest.fail("none is needed"))
+    config = tiny(attacks=[{"name": name} for name in ("grey", "other_image", "oracle_inverse")])
+    assert attack(images, tmp_path, config, limit=1).exit_code == 0
+    alone = rows(tmp_path)
+    without = alone["attack"] == "other_image"
+    assert set(alone.loc[without, "status"]) == {"unsupported"}
+    assert alone.loc[without, "reason"].notna().all()
+    assert set(alone.loc[~without, "status"]) == {"ok"}
+    files = written(tmp_path)
+    attack(images, tmp_path, config, limit=1)
+    assert written(tmp_path) == files

@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ import torch
 from PIL import Image
 
 from mjp_privacy import cli
-from mjp_privacy.core.machine import one_thread, one_thread_environment
+from mjp_privacy.core.machine import one_thread
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.lines import read_frame
 from tests.helpers.runs import long_rows
@@ -185,15 +183,6 @@ def run(name: str, place: Path, out: Path, workers: int = 0) -> Path:
     """
     call(command(name, place, out, workers), CASES.get(name, OLD_RUN).exit_code)
     return run_folder(name, out)
-
-
-def started(name: str, place: Path, out: Path, workers: int = 0) -> subprocess.Popen[bytes]:
-    """The same command as a process of its own, with one thread."""
-    words = [sys.executable, "-m", "mjp_privacy", *command(name, place, out, workers)]
-    paths = {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
-    environment = {**os.environ, **one_thread_environment(), **paths}
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(words, env=environment, stdout=quiet, stderr=quiet)
 
 
 def run_folder(name: str, out: Path) -> Path:

@@ -19,7 +19,6 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.controls import mean_image, oracle_inverse
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
@@ -108,11 +107,12 @@ def run(
     name: str,
     setting: str,
     dtype: torch.dtype = torch.float32,
+    client: ClientConfig | None = None,
     **options: object,
 ) -> Outcome:
     """An attack on the ViT at 192 px whose client feeds these pictures in a setting."""
     attack, model = find_attack(name, options), real_model(folder, dtype=dtype)
-    view, fed = planted_view(model, attack, setting, **vars(pictures))
+    view, fed = planted_view(model, attack, setting, **vars(pictures), client=client)
     assert attack.unsupported(view) is None
     found = attack.run(view, generator=torch.Generator())
     return Outcome(found, fed, pictures.images if view.against == "plain" else fed.images)
@@ -207,18 +207,10 @@ def test_one_upload_of_8_bit_pixels(shared_data: Path) -> None:
 def test_under_autocast_more_uploads_give_more_and_six_nearly_everything(
     shared_data: Path,
 ) -> None:
-    pictures, model = photographs(shared_data).first(5), real_model(shared_data)
-    client, medians = ClientConfig(autocast="bf16"), {}
-    names = ["pos_embed", "unk_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"]
-    feeding, updates = Feeding(ClientConfig(), "c", 0.27, 16, 0), []
-    for round in range(6):
-        fed = feeding.input(pictures.images, pictures.labels, pictures.ids, round)
-        updates.append(make_upload(model, [fed], client, names=names, round=round))
+    given, medians = (shared_data, photographs(shared_data).first(5), "multi_round", "c"), {}
     for uploads in (1, 2, 6):
-        attack = find_attack("multi_round", {"uploads": uploads})
-        view = AttackerView(model, updates[:uploads], Pixels(192, HALF, HALF), None, "plain")
-        found = attack.run(view, generator=torch.Generator()).images
-        medians[uploads] = psnr(found.float(), pictures.images).median()
+        made = run(*given, client=ClientConfig(autocast="bf16"), uploads=uploads)
+        medians[uploads] = made.psnr.median()
     assert medians[1] > 17
     assert medians[2] > medians[1] + 2
     assert medians[6] > 45

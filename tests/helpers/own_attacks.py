@@ -1,22 +1,15 @@
-"""Attacks of a test's own: one reads several uploads, one knows the pictures, some are faulty."""
+"""Attacks of a test's own: one reads several uploads, some are faulty."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
-from unittest.mock import patch
 
-import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor
 
-from attacks import ATTACKS
 from attacks.budget import image, spent
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
@@ -47,7 +40,9 @@ class Rounds(Own):
     rounds: int = 3
     inapplicable: tuple[int, ...] = ()
     breaks: bool = False  # the linear algebra of a block, not that of a single step
+    fails: int = 0  # it raises with so many steps
     name: ClassVar[str] = "rounds"
+    traits: ClassVar[tuple[str, ...]] = ("shared pictures",)
 
     @property
     def uploads(self) -> int:
@@ -58,6 +53,8 @@ class Rounds(Own):
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         SEEN.append(view)
+        if len(view.updates[0].grads["pos_embed"]) == self.fails:
+            raise RuntimeError(f"{self.fails} steps are too many")
         count = len(view.updates[0].grads["pos_embed"]) * view.updates[0].batch
         if self.breaks and count > view.updates[0].batch:
             raise torch.linalg.LinAlgError("no convergence")
@@ -78,68 +75,6 @@ def mjp(setting: str, *attacks: dict[str, Any], **changes: Any) -> dict[str, Any
 
 def rounds(label: str | None = None, **options: Any) -> dict[str, Any]:
     return {"name": "rounds", "options": options} | ({"label": label} if label else {})
-
-
-PICTURES: dict[int, Tensor] = {}
-"""The picture (C, H, W) of each class: filled by the test."""
-ORDER: list[int] = []
-"""The classes of the images of the last view, in the client's order."""
-BATCHES: list[list[list[frozenset[int]]]] = []
-"""For each view, round and step: the classes that stood together, read from the classifier."""
-
-
-@dataclass(frozen=True)
-class Backwards(Own):
-    """Every picture of a pool, the last one first.
-
-    broken  the place in a pool of a picture that is not finite
-    fails   the number of steps with which it raises
-    """
-
-    uploads: int = 1
-    broken: int = -1
-    fails: int = 0
-    name: ClassVar[str] = "backwards"
-    traits: ClassVar[tuple[str, ...]] = ("shared pictures",)
-
-    def needs(self, model: Any) -> Sequence[str]:
-        """The classifier's gradient, whose rows below zero are the classes of a step."""
-        return ("head.bias",)
-
-    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
-        """The pictures of the view's labels."""
-        assert view.labels is not None
-        ORDER[:] = view.labels.tolist()
-        BATCHES.append([_classes(update.grads) for update in view.updates])
-        if len(BATCHES[-1][0]) == self.fails:
-            raise RuntimeError(f"{self.fails} steps are too many")
-        pools = view.labels.split(view.pool)
-        labels = [label for pool in pools for label in pool.flip(0).tolist()]
-        images = torch.stack([PICTURES[label] for label in labels])
-        if self.broken >= 0:
-            images[self.broken :: view.pool] = torch.nan
-        return Reconstruction(
-            images,
-            diagnostics={"named_class": torch.tensor(labels, dtype=torch.float64)},
-        )
-
-
-def _classes(grads: Mapping[str, Tensor]) -> list[frozenset[int]]:
-    """The classes of each step of a round; in these tests no two images of a step are alike."""
-    return [frozenset((step < 0).nonzero().flatten().tolist()) for step in grads["head.bias"]]
-
-
-@contextmanager
-def knowing(images: Path, count: int) -> Iterator[None]:
-    """Register `backwards`, which knows these photographs: K.png is that of class K."""
-    PICTURES.clear()
-    BATCHES.clear()
-    for label in range(count):
-        pixels = np.asarray(Image.open(images / f"{label}.png"))
-        PICTURES[label] = torch.tensor(pixels).permute(2, 0, 1) / 255
-    entry = Entry(f"{WHERE}:Backwards")
-    with patch.dict(ATTACKS, {"backwards": entry}):
-        yield
 
 
 def grey(view: AttackerView) -> torch.Tensor:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+import timm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
@@ -16,8 +18,9 @@ from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.mjp_vit import with_closed_form_block
-from tests.helpers.models import PLANTED
+from tests.helpers.models import PLANTED, planted_model
 
 SIDE, PATCH = PLANTED["img_size"], PLANTED["patch_size"]
 IMAGES = 4
@@ -124,3 +127,53 @@ def gradient_of(
     names, parameters = zip(*model.named_parameters(), strict=True)
     values = torch.autograd.grad(loss, parameters, allow_unused=True)
     return {n: g for n, g in zip(names, values, strict=True) if g is not None}
+
+
+# networks of timm's -------------------------------------------------------------------------------
+
+SHAPE: dict[str, Any] = {"img_size": SIDE, "patch_size": 8, "embed_dim": 96}
+SHAPE |= {"depth": 2, "num_heads": 3, "num_classes": 10}
+
+
+def drawn(net: Callable[..., nn.Module], scale: float, **more: Any) -> LoadedModel:
+    """A float64 network of timm's, with weights so large that attention differs."""
+    torch.manual_seed(5)
+    network = net(**SHAPE | more)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, scale)
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return load_module(network.double(), mean=0.5, std=0.5)
+
+
+def other_vit(**more: Any) -> LoadedModel:
+    """A ViT with layer scale."""
+    settings = {"init_values": 0.5, "class_token": False, "global_pool": "avg", **more}
+    return drawn(timm.models.VisionTransformer, 0.15, **settings)
+
+
+def rotary(**more: Any) -> LoadedModel:
+    """A network without a table of positions."""
+    return drawn(timm.models.Eva, 0.1, use_abs_pos_emb=False, use_rot_pos_emb=True, **more)
+
+
+def relative(**more: Any) -> LoadedModel:
+    return drawn(timm.models.VisionTransformerRelPos, 0.1, **more)
+
+
+def cait() -> LoadedModel:
+    """A CaiT, which mixes its attention's heads."""
+    torch.manual_seed(2)
+    shape = {"img_size": 8, "patch_size": 4, "embed_dim": 96, "depth": 3, "num_heads": 3}
+    network = timm.models.Cait(**shape, num_classes=10, init_values=1.0)
+    return load_module(network.double(), mean=0.5, std=0.5)
+
+
+def lattice_model(biases: float = 0.1, **changes: object) -> LoadedModel:
+    """Four patches of 192 pixels, width 96; the first LayerNorm has biases, as trained ones do."""
+    model = planted_model(**{"img_size": 16, "patch_size": 8, "depth": 3, **changes})
+    with torch.no_grad():
+        drawn = torch.randn(model.embed_dim, generator=torch.Generator().manual_seed(5))
+        model.blocks[0].norm1.bias.copy_(biases * drawn)
+    return model

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,30 +118,20 @@ STRANGERS = (
 )
 
 
-def tensor_changes(*names: str) -> dict[str, Callable[[dict[str, Any]], Any]]:
-    """Changes of tensors that any reader may meet; those of one tensor hit the first of `names`."""
+def tensor_changes(*names: str) -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """Changes of tensors that any reader may meet; those of one tensor hit each of `names`."""
+    for dtype in DTYPES:
+        yield partial(of_type, dtype=getattr(torch, dtype))
+    for name in names:
+        yield lambda held, name=name: held.pop(name, None)
+        for change in SHAPES.values():
+            yield lambda held, name=name, change=change: held.update({name: change(held[name])})
+    for name in STRANGERS:
+        yield lambda held, name=name: held.update({name: torch.zeros(2)})
+    yield lambda held: held.clear()
+    yield lambda held: held.update({name: 0 * tensor for name, tensor in held.items()})
 
-    def each(change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
-        return lambda tensors: tensors.update({n: change(t) for n, t in tensors.items()})
 
-    def one(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
-        def changed(tensors: dict[str, Any]) -> None:
-            there = name if name in tensors else next(iter(tensors))
-            tensors[there] = change(tensors[there])
-
-        return changed
-
-    def stranger(name: str) -> Callable[[dict[str, Any]], None]:
-        return lambda tensors: tensors.update({name: next(iter(tensors.values())).clone()})
-
-    def cast(dtype: str) -> Callable[[Any], Any]:
-        return lambda tensor: tensor.to(getattr(torch, dtype))
-
-    return {
-        **{f"all {dtype}": each(cast(dtype)) for dtype in DTYPES},
-        **{f"{n} {what}": one(n, change) for n in names for what, change in SHAPES.items()},
-        **{f"{name} missing": (lambda held, name=name: held.pop(name, None)) for name in names},
-        **{name: stranger(name) for name in STRANGERS},
-        "no tensors": lambda tensors: tensors.clear(),
-        "zeros": each(lambda tensor: tensor * 0),
-    }
+def of_type(tensors: dict[str, Any], dtype: torch.dtype) -> None:
+    """Every tensor has this type."""
+    tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()})

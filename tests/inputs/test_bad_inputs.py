@@ -13,17 +13,19 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 import yaml
 
 from mjp_privacy.cli import COMMANDS
 from tests.helpers.runs import flip
 from tests.inputs.base import UPLOAD
 from tests.inputs.called import Outcome, called
-from tests.inputs.tensors import tensor_changes, with_state, with_tensors
+from tests.inputs.tensors import of_type, with_state, with_tensors
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="bounds of processes as on Linux"),
@@ -202,7 +204,7 @@ REFUSED: list[tuple[str, Words, Spoil]] = [
     (f"uploads/{UPLOAD}.json", CHECK, field("weights", "x" * 5000)),
     (TRUTH, ATTACK_UPLOADS, with_tensors(lambda held: held.update(images=held["images"][:0]))),
     ("uploads/weights/*.safetensors", CHECK, flip),
-    (MODEL, own(MODEL), with_tensors(tensor_changes()["all complex64"])),
+    (MODEL, own(MODEL), with_tensors(partial(of_type, dtype=torch.complex64))),
     ("model.pth", own("model.pth"), with_state(lambda state: [1, 2])),
     ("images/labels.csv", ("sample", *GOOD["sample"]), labels("a.png,1", "b.png,2")),
     ("images/labels.csv", ATTACK, labels("0.png,cat")),

@@ -25,7 +25,7 @@ pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.flower import run as flower_programs
-from mjp_privacy.federation.flower.run import HOME, NAME, run_flower, superlink
+from mjp_privacy.federation.flower.run import run_flower, superlink
 from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.task import Task
 from tests.helpers.uploads import load_uploads
@@ -145,36 +145,6 @@ def test_final_weights_are_those_of_one_process(
         update = task.client_update(weights, int(entry.header.client), entry.header.round)
         assert_close(entry.tensors(), {name: grad[0] for name, grad in update.grads.items()})
     assert [line["missing"] for line in rounds(tmp_path / "run")] == [{}, {}]
-
-
-# who does not answer ------------------------------------------------------------------------
-
-FAILING = """
-from flwr.clientapp import ClientApp
-from mjp_privacy.federation.flower import app as flower_app
-
-client_app = ClientApp()
-client_app.query()(flower_app.introduce)
-
-
-@client_app.train()
-def train(message, context):
-    if message.content["order"]["client"] == 1:
-        raise MemoryError("no memory")
-    return flower_app.train(message, context)
-"""
-
-
-def test_a_client_that_raises_is_left_out_with_its_own_words(
-    data: Path, config: FederationConfig, tmp_path: Path
-) -> None:
-    """Whoever vanishes or is late: tests/federation/test_flower_app.py."""
-    out = tmp_path / "run"
-    (out / HOME / NAME).mkdir(parents=True)
-    (out / HOME / NAME / "failing.py").write_text(FAILING)
-    run_flower(config, data, out, "flower-deployment", client="failing:client_app")
-    assert [line["arrived"] for line in rounds(out)] == [[0], [0]]
-    assert [line["missing"]["1"][:9] for line in rounds(out)] == ["no memory"] * 2
 
 
 # starting and ending ------------------------------------------------------------------------

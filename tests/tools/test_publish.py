@@ -1,4 +1,5 @@
-"""tools/publish.py: published rows equal their runs, and a changed figure or row is noticed."""
+"""tools/publish.py: published rows equal their runs, and a changed figure or row is noticed; tables
+3 and 4 as trained here."""
 
 from __future__ import annotations
 
@@ -15,12 +16,15 @@ import torch
 import yaml
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.figures import exact_share, summary
 from mjp_privacy.report.runs import load_runs
-from tests.helpers.report_rows import cell, image_id, run_of, synthetic_run
+from mjp_privacy.training.config import load_training
+from tests.helpers.report_rows import cell, run_of, synthetic_run
 from tools import publish, published_rows
 from tools.published_rows import read
+from tools.trained_rows import printed_rows, seed_noise
 
 ROOT = Path(__file__).resolve().parents[2]
 PSNR = [math.inf, math.inf, math.inf, math.inf, 25.0, 12.0, 19.999, 20.0]
@@ -88,13 +92,6 @@ def test_figures_are_those_of_a_hand_count(tmp_path: Path) -> None:
     assert line.figure("mean_psnr").endswith(" (over 8)")
     with pytest.raises(UserError, match="no figure 'exactly'"):
         line.figure("exactly")
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    pd.DataFrame({"line": [1]}).to_parquet(tmp_path / "other.parquet")
-    for name, message in (("other", "Expected published rows"), ("missing", "no such file")):
-        with pytest.raises(UserError, match=message):
-            read(tmp_path / f"{name}.parquet")
 
 
 def test_repeated_patches_are_counted_in_8_bits() -> None:
@@ -173,51 +170,6 @@ def test_every_kind_of_table_and_a_changed_figure_is_noticed(root: Path) -> None
         publish.check(root)
 
 
-def test_what_a_table_names_has_to_be_there(root: Path) -> None:
-    for before, after, named in (
-        ("show: {attack: token_span}", "show: {attack: [token_span, april]}", "april"),
-        ("show: {attack: token_span}", "show: {attacks: token_span}", "attacks"),
-        ("hide: [γ]", "hide: [gammas]", "gammas"),
-        ("full: part.csv, ", "", "full"),
-        ("csv: grid.csv", "csv: grid.csv, gamma: [0.1, 0.2]", "0.2"),
-        (", attack: pixel_lattice", "", "Expected one line for"),
-    ):
-        (root / "results" / "tables.yaml").write_text(TABLES.replace(before, after), "utf-8")
-        with pytest.raises(UserError, match=named):
-            publish.check(root)
-
-
-def test_a_part_of_the_pictures(tmp_path: Path) -> None:
-    counts = {image_id(index): int(index in (0, 4)) for index in range(9)}
-    path, few = tmp_path / "rows.parquet", tmp_path / "few.parquet"
-    folder = run(tmp_path / "run", {"pixel_lattice": [*PSNR, "unsupported"]})
-    published_rows.write([folder], path, commit="abc", source="x", repeats=counts)
-    other = run(tmp_path / "other", {"pixel_lattice": PSNR[:3]})
-    published_rows.write([other], few, commit="abc", source="x")
-    parts = ({"repeats": True}, {"repeats": False}, {"without": "few.parquet"})
-    lines = [publish.select({"rows": "rows.parquet", **part}, tmp_path)[0] for part in parts]
-    assert [line.figure("of") for line in lines] == [2, 7, 6]
-    assert [line.figure("exact") for line in lines] == [1, 3, 1]
-
-
-def test_a_paired_difference_is_that_of_a_hand_count(tmp_path: Path) -> None:
-    scores: dict[str, Sequence[float | str]] = {
-        "gradvit": [12.0, 13.0, 14.0, math.inf],
-        "no prior": [12.5, 13.0, 14.1, math.inf],
-        "squared": [11.0, "unsupported", 13.5, 90.0],
-    }
-    lines = [
-        line for line in read(written(tmp_path, scores)).lines if line.facts["role"] == "attack"
-    ]
-    base, prior, squared = (publish._difference(line, "gradvit", lines) for line in lines)
-    assert base == ["–", "–"]
-    assert prior[0].startswith("+0.15 [0.")  # (.5 + 0 + .1 + 0) / 4; ∞ − ∞ counts as 0
-    # 90 − min(∞, 100); the second image has no score
-    assert squared[0] == f"{np.mean([-1.0, -0.5, -10.0]):+.2f} [-10.00, -0.50] (over 3)"
-    with pytest.raises(UserError, match="Expected one line of april"):
-        publish._difference(lines[0], "april", lines)
-
-
 # the repository's own -----------------------------------------------------------------------------
 
 
@@ -247,10 +199,50 @@ def test_the_ladder_s_counts_by_another_road() -> None:
     assert worst.scored("psnr").tolist() == best[worst.scored("psnr").index].tolist()
 
 
-def test_every_folder_of_results_that_is_named_is_committed() -> None:
-    """Also where the folder lies here and git leaves it out."""
-    page = (ROOT / "results" / "README.md").read_text("utf-8")
-    named = re.findall(r"\]\((\w+)/README\.md\)", page)
-    ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
-    assert named
-    assert [name for name in named if f"!/results/{name}/" not in ignored] == []
+def test_the_card_is_what_metadata_and_results_say() -> None:
+    """And weights of other sources are named in the README of their folder."""
+    names = [file.stem for file in publish.ZOO.glob("*.safetensors")]
+    assert names
+    assert all(f"| `{name}` |" in publish.card() for name in names)
+    assert publish.CARD.read_text(encoding="utf-8") == publish.card(), "tools.publish card"
+    weights = [
+        file
+        for room in ("mjp_privacy", "attacks")
+        for file in ROOT.glob(f"{room}/**/*.safetensors")
+    ]
+    others = [file for file in weights if file.parent != publish.ZOO]
+    assert len(others) == 3
+    for file in others:
+        assert file.name in (file.parent / "README.md").read_text(encoding="utf-8")
+
+
+# models of the paper's rows -----------------------------------------------------------------------
+
+
+def test_the_noise_of_seeds_is_that_of_a_table_without_repetition() -> None:
+    """Rows and seeds have effects of their own; what is left over has this deviation."""
+    values = np.array([[1.0, 2.5], [4.0, 5.0], [7.0, 8.5]])
+    left = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
+    deviation, freedom, single = seed_noise(values)
+    assert freedom == 2
+    assert deviation == pytest.approx(math.sqrt((left**2).sum() / 2))
+    assert single == pytest.approx(4.3027 * deviation * math.sqrt(2), rel=1e-4)
+    assert seed_noise(values + np.array([0.0, 9.0]))[0] == pytest.approx(deviation)
+    assert math.isnan(seed_noise(values[:1])[0])
+
+
+def test_every_printed_row_can_be_trained_and_is_attacked_as_it_trains() -> None:
+    experiment = load_experiment(ROOT / "configs" / "ladder_ablations.yaml")
+    names = {**printed_rows(4), **printed_rows(3)}
+    assert {*experiment.models} == {f"{name}_{seed}" for name in names for seed in (0, 1)}
+    for name in names:
+        recipe = load_training(ROOT / "configs" / "training" / "ablations.yaml", name)
+        cells = [cell for cell in expand(experiment) if cell.model in (f"{name}_0", f"{name}_1")]
+        shuffles = recipe.jigsaw.shuffle != "none" and recipe.jigsaw.gamma > 0
+        everything = recipe.jigsaw.shuffle == "patches_and_pixels"
+        gamma = 1.0 if everything else recipe.jigsaw.gamma if shuffles else 0.0
+        assert {cell.gamma for cell in cells} == {gamma}, name
+        assert ("c" in {cell.setting for cell in cells}) == shuffles, name
+        assert {cell.client.dal for cell in cells} == {recipe.model.dal != "none"}, name
+        unmasked = shuffles and not recipe.model.unknown_embedding
+        assert ("b" in {cell.setting for cell in cells}) == unmasked, name
