@@ -138,7 +138,9 @@ def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpd
 
     per = -effective_rate(update) if difference else 1.0
     grads, found = dict(update.grads), list[float]()
-    known = [name for name in grads if name in state]
+    sizes = {name: sent.shape[1:] for name, sent in grads.items()}
+    known = [n for n in grads if n in state and state[n].numel() == sizes[n].numel()]
+    state = {name: state[name].reshape(sizes[name]) for name in known}
     vectors = [name for name in known if state[name].ndim == 1]
     table = [name for name in known if name in (TABLE, UNKNOWN)]
     for names in (table, vectors, [name for name in known if name not in (*table, *vectors)]):

@@ -207,7 +207,8 @@ def unknown_embedding(
         return ""
     rows = sent[TABLE].flatten(1, -2)[:, model.rows_of_patches].double().sum(1)
     rest, size = sent[PATCH_BIAS].double() - rows, float(rows.norm())
-    decaying = model.patch_bias.detach(), model.table.detach()[0, model.rows_of_patches].sum(0)
+    places = model.pos_embed.detach().reshape(-1, model.embed_dim)[model.rows_of_patches]
+    decaying = model.patch_bias.detach(), places.sum(0)
     for name, weight in own.items():
         if name not in given or weight.numel() != model.embed_dim:
             continue
