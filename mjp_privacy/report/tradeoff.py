@@ -311,18 +311,28 @@ def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: fl
 
 
 def _draw_numbers(axes: Axes, points: Sequence[TradeoffPoint]) -> None:
-    """The numbers of the points beside them, those of points that nearly meet beside the first."""
+    """The numbers of the points beside them, those of points that nearly meet beside the first;
+    below the point where numbers to the left would reach into them."""
     beside: dict[tuple[float, float], list[str]] = {}
     for number, point in enumerate(points, 1):
         place = (point.leakage, point.accuracy)
-        away = {k: axes.transData.transform(k) - axes.transData.transform(place) for k in beside}
-        near = (k for k, (x, y) in away.items() if abs(x) < NEAR[0] and abs(y) < NEAR[1])
-        beside.setdefault(next(near, place), []).append(f"{number}")
-    for place, numbers in beside.items():
-        at_end = axes.transData.transform(place)[0] > axes.bbox.x1 - 40
+        x, y = axes.transData.transform(place)
+        for known in beside:
+            left, down = axes.transData.transform(known)
+            meet = abs(left - x) < NEAR[0] and abs(down - y) < NEAR[1]
+            place = known if meet else place
+        beside.setdefault(place, []).append(f"{number}")
+    written: list[tuple[float, float]] = []  # where numbers to the left end, and how high
+    for place, numbers in sorted(beside.items()):
+        (x, y), text = axes.transData.transform(place), ", ".join(numbers)
+        wide = 0.65 * FONT * len(text)  # about, in the figure's units
+        at_end = x > axes.bbox.x1 - 40
+        begin = x - wide if at_end else x
+        above = not any(begin < end and abs(y + FONT - at) < FONT for end, at in written)
+        written.append((begin + wide, y + FONT if above else y - FONT))
         look: Look = {"textcoords": "offset points", "fontsize": FONT - 2}
-        look["ha"] = "right" if at_end else "left"
-        axes.annotate(", ".join(numbers), place, (-5 if at_end else 5, 4), **look)
+        look |= {"ha": "right" if at_end else "left", "va": "bottom" if above else "top"}
+        axes.annotate(text, place, (-5 if at_end else 5, 4 if above else -4), **look)
 
 
 def _scales(axes: Axes, points: Sequence[TradeoffPoint], floor: float) -> None:
