@@ -312,7 +312,7 @@ def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: fl
 
 def _draw_numbers(axes: Axes, points: Sequence[TradeoffPoint]) -> None:
     """The numbers of the points beside them, those of points that nearly meet beside the first;
-    below the point where numbers to the left would reach into them."""
+    below the point where numbers of a higher one would reach into them."""
     beside: dict[tuple[float, float], list[str]] = {}
     for number, point in enumerate(points, 1):
         place = (point.leakage, point.accuracy)
@@ -322,14 +322,17 @@ def _draw_numbers(axes: Axes, points: Sequence[TradeoffPoint]) -> None:
             meet = abs(left - x) < NEAR[0] and abs(down - y) < NEAR[1]
             place = known if meet else place
         beside.setdefault(place, []).append(f"{number}")
-    written: list[tuple[float, float]] = []  # where numbers to the left end, and how high
-    for place, numbers in sorted(beside.items()):
+    written: list[tuple[float, float, float]] = []  # from where to where, and how high
+    for place, numbers in sorted(beside.items(), key=lambda item: -item[0][1]):
         (x, y), text = axes.transData.transform(place), ", ".join(numbers)
         wide = 0.65 * FONT * len(text)  # about, in the figure's units
         at_end = x > axes.bbox.x1 - 40
         begin = x - wide if at_end else x
-        above = not any(begin < end and abs(y + FONT - at) < FONT for end, at in written)
-        written.append((begin + wide, y + FONT if above else y - FONT))
+        above = not any(
+            begin < end and start < begin + wide and abs(y + FONT - at) < FONT
+            for start, end, at in written
+        )
+        written.append((begin, begin + wide, y + FONT if above else y - FONT))
         look: Look = {"textcoords": "offset points", "fontsize": FONT - 2}
         look |= {"ha": "right" if at_end else "left", "va": "bottom" if above else "top"}
         axes.annotate(text, place, (-5 if at_end else 5, 4 if above else -4), **look)
