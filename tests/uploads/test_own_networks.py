@@ -150,7 +150,7 @@ def test_an_order_that_timms_names_do_not_have_is_told_by_outputs(
     for block in network.blocks:
         block.attn = Reordered(order)
         for matrix in (p for p in block.parameters() if p.ndim == 2):
-            nn.init.normal_(matrix, std=0.1)
+            nn.init.normal_(matrix, std=0.08)
     if isinstance(wrap, nn.Sequential):
         network = wrap.append(network)
     leak = leak_of(network, photographs(2), attacks="token_peeling", batch=2)
