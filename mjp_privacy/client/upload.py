@@ -307,7 +307,7 @@ def noisy(
         ]
     )
     sent = {**update.grads, TABLE: gradient + per_step(scale, gradient) * noise.to(gradient)}
-    return replace(update, grads=sent)
+    return replace(update, grads=sent, position_noise=relative)
 
 
 # ------------------------------------------------------------------------------------------------

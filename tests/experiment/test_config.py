@@ -390,8 +390,8 @@ LACKING = [
     ([], ["num_heads", "mean", "std", "--num-heads", "--mean", "--std"]),
     (KNOWN, ["--num-heads"]),
     (["--mean", "0.5", "0.5"], ["--mean", "0.5 0.5"]),
-    (["--model", "vit_tiny_patch16_224", *KNOWN], ["patch 8", "depth 1", "patch 16"]),
-    ([*KNOWN, "--num-heads", "3", "--img-size", "36"], ["patch 8", "img_size 36"]),
+    (["--model", "vit_tiny_patch16_224", *KNOWN], ["lacks", "blocks.1"]),
+    ([*KNOWN, "--num-heads", "3", "--img-size", "36"], ["36/8"]),
 ]
 
 
