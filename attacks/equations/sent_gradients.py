@@ -28,7 +28,7 @@ is the last rounding of the sum, whose size shows in the sum itself, and h(x).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -115,43 +115,60 @@ def decayed_by(update: ClientUpdate) -> tuple[float, float]:
 
 
 ADDED = (TABLE, PATCH, PATCH_BIAS, "attn.proj.bias", "mlp.fc2.bias")  # what is added to tokens
-MULTIPLE, FEWEST = 0.05, 3
-"""Share of the sums that may be no multiple of the weights', and how many sums tell one."""
+MULTIPLE = 0.05  # share of the sums that may be no multiple of the weights'
+ROUNDED, ABOVE = 1e3, 100.0
+"""Times what the last digit is worth that sums may be which are 0, and that a multiple must be."""
 
 
 def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpdate, list[float]]:
     """The update as if all weights had decayed as is declared, and the l of those that did not:
-    embeddings of places, tensors of one axis, all others.
+    embeddings of places, tensors of one axis, all others. Nothing is changed where the patch
+    embedding's many sums, or the table's, are neither 0 nor multiples: no norms make them 0.
 
     state  the weights before the client's steps, by name
     """
     difference = update.kind == "weight_difference"
     if difference and (update.optimizer != "sgd" or not update.lr):
         return update, []
+    rate = effective_rate(update) if difference else 1.0
 
-    def sums(name: str) -> Tensor:
-        """(2, k): over the width, of the gradient and of the weights."""
-        own, sent = state[name].double(), update.grads[name].double()
-        sent = pseudo_gradient(update, sent, state, name) if difference else sent
-        axis = -1 if name == TABLE else 1
-        return torch.stack([each.sum(axis).flatten() for each in (sent, own.expand_as(sent))])
+    def sums(names: Sequence[str]) -> Tensor:
+        """(3, k): over the width, of the gradient and of the weights, and what is rounding."""
+        found = []
+        for name in names:
+            own, sent = state[name].double(), update.grads[name].double()
+            sent = pseudo_gradient(update, sent, state, name) if difference else sent
+            axis, own = (-1 if name == TABLE else 1), own.expand_as(sent)
+            rounded = sent.square() + (own / rate).square() * difference
+            noise = torch.finfo(update.dtype).eps * rounded.sum(axis).sqrt()
+            found.append(torch.stack([x.flatten() for x in (sent.sum(axis), own.sum(axis), noise)]))
+        return torch.cat(found, 1)
 
-    per = -effective_rate(update) if difference else 1.0
+    def multiple(names: Sequence[str]) -> tuple[float, float, float, float]:
+        """The l, how long its part is, what is left, and what the last digits are worth."""
+        shown, own, noise = sums(names)
+        times = float(shown @ own / own.square().sum().clamp_min(1e-300))
+        rest = float((shown - times * own).norm())
+        return times, float((times * own).norm()), rest, float(noise.norm())
+
     grads, found = dict(update.grads), list[float]()
     sizes = {name: sent.shape[1:] for name, sent in grads.items()}
     known = [n for n in grads if n in state and state[n].numel() == sizes[n].numel()]
     state = {name: state[name].reshape(sizes[name]) for name in known}
+    many = [name for name in (PATCH, TABLE) if name in known][:1]
+    _, long, rest, digit = multiple(many) if many else (0.0, 0.0, 1.0, 0.0)
+    if rest >= max(MULTIPLE * long, ROUNDED * digit):
+        return update, []
     vectors = [name for name in known if state[name].ndim == 1]
     table = [name for name in known if name in (TABLE, UNKNOWN)]
     for names in (table, vectors, [name for name in known if name not in (*table, *vectors)]):
-        told = [sums(name) for name in names if name.endswith(ADDED)]
+        told = [name for name in names if name.endswith(ADDED)]
         if not told:
             continue
-        shown, own = torch.cat(told, 1)
-        times = float(shown @ own / own.square().sum())
-        rest = float((shown - times * own).norm())
-        if len(own) >= FEWEST and rest < MULTIPLE * float((times * own).norm()):
+        times, long, rest, digit = multiple(told)
+        if rest < MULTIPLE * long and long > ABOVE * digit:
             found.append(times)
+            per = -rate if difference else 1.0
             for name in names:
                 grads[name] = (grads[name] - per * times * state[name].double()).to(grads[name])
     return replace(update, grads=grads), found

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,10 @@ def answer_of(returned: Any) -> Tensor:
 # what runs, in which order, and on what -----------------------------------------------------------
 
 
+TIMES = 32  # that a network which draws random numbers is asked
+REPEATS = 1e-4  # of the largest output, up to which another one is the same
+
+
 class Ran(NamedTuple):
     """A part of a network that ran, with the first of what it was given and what it returned."""
 
@@ -92,11 +96,41 @@ def run_of(
     """The parts of a network in the order in which they end for a picture, itself last if it takes
     the picture; with tensors only of itself, of layers of tokens, of norms and of `also`.
 
-    A network that draws random numbers is refused: of the same picture it may compute another
-    thing each time.
+    A network that draws random numbers is asked again and again, and refused where its parts
+    compute something else.
     """
-    of_tokens = (p for p in module.modules() if isinstance(p, nn.Linear) or token_norm(p))
-    kept = {module, *also, *of_tokens}
+    first: list[Ran] = []
+    kept = {module, *also, *(part for part in module.modules() if embeds(part) or token_norm(part))}
+    with torch.random.fork_rng(devices=[]):
+        for seed in range(TIMES):
+            torch.manual_seed(seed)
+            before, run = torch.get_rng_state(), _run(module, x, kept, options or {})
+            first = first or run
+            if seed and not _agree(first, run):
+                raise UserError(
+                    f"{kind_of(module)}: expected a network that computes the same of the same "
+                    "picture in eval mode, got one that draws random numbers for it, as random "
+                    "transforms do. Give the network without such layers."
+                )
+            if torch.equal(before, torch.get_rng_state()):
+                break
+    return first
+
+
+def _agree(one: list[Ran], other: list[Ran]) -> bool:
+    """Whether the same parts gave the same outputs, as far as these are kept."""
+    pairs = [(a.output, b.output) for a, b in zip(one, other, strict=False)]
+    return len(one) == len(other) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=REPEATS * float(a.abs().max()))
+        for a, b in pairs
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.numel()
+    )
+
+
+def _run(
+    module: nn.Module, x: Tensor, kept: Set[nn.Module], options: Mapping[str, bool]
+) -> list[Ran]:
+    """The parts in the order in which they end, once."""
     run: list[Ran] = []
 
     def keep(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -106,22 +140,14 @@ def run_of(
             run.append(Ran(part, None, None))
 
     hooks = [part.register_forward_hook(keep, with_kwargs=True) for part in module.modules()]
-    with torch.random.fork_rng(devices=[]):
-        before = torch.get_rng_state()
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                module.eval()(x, **(options or {}))
-        except Exception:  # whatever the network's own code raises
-            pass
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if not torch.equal(before, torch.get_rng_state()):
-            raise UserError(
-                f"{kind_of(module)}: expected a network that computes the same of the same picture "
-                "in eval mode, got one that draws random numbers for it, as random transforms do. "
-                "Give the network without such layers."
-            )
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            module.eval()(x, **options)
+    except Exception:  # whatever the network's own code raises
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
     return run
 
 
@@ -149,6 +175,14 @@ def other_size(module: nn.Module, grid: Grid, projection: nn.Conv2d) -> tuple[in
     return None
 
 
+def embeds(part: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
+    """Whether a part computes the same linear function of each token: a linear layer does, and a
+    convolution of 1 × 1."""
+    if isinstance(part, nn.Conv2d):
+        return part.kernel_size == part.stride == (1, 1) and part.groups == 1
+    return isinstance(part, nn.Linear)
+
+
 def convolution_of(module: nn.Module) -> nn.Conv2d | None:
     """The first convolution that embeds patches of a picture without overlap."""
     for part in module.modules():
@@ -163,7 +197,7 @@ def convolution_of(module: nn.Module) -> nn.Conv2d | None:
 def picture_layer(module: nn.Module) -> str:
     """The first convolution of pictures, where it embeds no patches; or ""."""
     for name, part in module.named_modules():
-        if isinstance(part, nn.Conv2d) and part.in_channels in CHANNELS:
+        if isinstance(part, nn.Conv2d) and part.in_channels in CHANNELS and not embeds(part):
             return f"{name}: {part}"
     return ""
 
@@ -217,6 +251,8 @@ POSITIONS = re.compile(r"pos(?!t)")
 """What a table of positions has in its name in every library looked at."""
 MOST_OTHERS = 5
 """Rows of a table of positions that are not of patches: a class token's and four registers'."""
+MOST_ROWS = 128
+"""Rows of patches that a table of rows has at most: of 2,048 px in patches of 16."""
 
 
 class Positions(NamedTuple):
@@ -255,24 +291,26 @@ def positions_of(module: nn.Module, projection: nn.Conv2d, img_size: Size | None
         return None
 
     named = named_tables(module, projection.out_channels)
+    if shown := _rows_by_columns(module, named, projection):
+        return Positions(shown, None, 0, True)
     for table in named.values():
         if (found := tried(table)) is not None:
             return found
-    given, is_given = grid_of(module, None, patch, img_size)
-    if named and is_given and takes(module, projection, given):
-        return Positions(given, None, 0, True)  # they are added otherwise, or to something else
     if len(named) > 1:
         raise UserError(
-            f"{kind_of(module)}: expected one table of positions, got {', '.join(named)}. Give "
-            "img_size=…, or a network that adds one table to its patches."
+            f"{kind_of(module)}: expected one table of positions, or one of rows and one of "
+            f"columns, got {', '.join(named)}. Give a network that adds one table to its patches."
         )
-    if named:
-        [table] = named.values()
+    for table in named.values():
         grid, is_shown = grid_of(module, table, patch, img_size)
+        given, is_given = grid_of(module, None, patch, img_size)
+        if is_given and takes(module, projection, given):
+            return Positions(given, None, 0, True)  # it is added otherwise, or to something else
         return Positions(grid, table, _rows(table) - grid.patches, is_shown)
     for table in other_tables(module, projection.out_channels):
         if (found := tried(table)) is not None:
             return found
+    given, is_given = grid_of(module, None, patch, img_size)
     if not is_given:
         raise UserError(
             f"{kind_of(module)}: expected the size of the client's pictures, since no parameter is "
@@ -323,6 +361,21 @@ def other_tables(module: nn.Module, width: int) -> list[nn.Parameter]:
 
 def _rows(table: nn.Parameter) -> int:
     return table[..., 0].numel()
+
+
+def _rows_by_columns(
+    module: nn.Module, tables: dict[str, nn.Parameter], projection: nn.Conv2d
+) -> Grid | None:
+    """The patches of a network that adds a table of rows and one of columns, whose gradients are
+    sums over patches; None of another network, as of one that stretches its tables."""
+    counts = [_rows(table) for table in tables.values()]
+    if len(counts) != 2 or max(counts) > MOST_ROWS:
+        return None
+    for rows, columns in (counts, counts[::-1]):
+        grid, larger = Grid(rows, columns), Grid(rows + 1, columns + 1)
+        if takes(module, projection, grid) and not takes(module, projection, larger):
+            return grid
+    return None
 
 
 def grid_of(

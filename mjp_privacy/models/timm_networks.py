@@ -28,17 +28,16 @@ from mjp_privacy.models.checkpoints import STATES, UnknownInit, check_same, fill
 from mjp_privacy.models.jigsaw import Grid, to_patches
 from mjp_privacy.models.mjp_vit import CheckpointReport, Network, check_mask
 from mjp_privacy.models.network_parts import (
+    CHANNELS,
     HOLDS,
     IN_SIZE,
     code_of,
-    convolution_of,
     gradients_of,
     kind_of,
     misfit,
 )
 from mjp_privacy.models.vit import START_STD, input_of, start_
 from mjp_privacy.models.zoo import (
-    PICTURES,
     PIXELS,
     ModelSpec,
     check_complete,
@@ -50,7 +49,7 @@ from mjp_privacy.models.zoo import (
 
 STATED = "timm"
 """The entry of a file's metadata by which it says which network of timm's it holds."""
-FIELDS = ("img_size", "num_classes", *PICTURES)
+FIELDS = ("img_size", "num_classes", "mean", "std", "resize", "interpolation", "trained_gamma")
 """Fields of a model that a user may set; the rest is the network's own."""
 LAYER_SCALE, SCALES = 0.1, ("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")
 HEADS = ("head.weight", "head.fc.weight")
@@ -72,6 +71,8 @@ class TimmNetwork(Network):
     resampled: Tensor | None = None
     """(N, rows) by which a gradient of the live network's table becomes one of this table; without
     rows where that tells too little."""
+    maps: frozenset[str] = frozenset()
+    """Of those names, tables (1, D, H, W) that are kept as (1, H, W, D)."""
 
     def __init__(self, net: nn.Module, *, unknown_embedding: bool = False) -> None:
         super().__init__()
@@ -81,34 +82,35 @@ class TimmNetwork(Network):
         name = kind_of(net)
         embed: Any = getattr(net, "patch_embed", None)
         projection = getattr(embed, "proj", None)
-        if not isinstance(projection, nn.Conv2d) or convolution_of(embed) is not projection:
+        if not isinstance(projection, nn.Conv2d) or projection.kernel_size != projection.stride:
             raise UserError(
-                f"{name}: expected square patches of pictures of 3 channels, or 1 (grey), that one "
-                f"convolution without overlap embeds (patch_embed.proj), got {projection}: the "
-                "attacks read that layer's gradient. Give another network, or the live one if "
-                "another layer embeds patches."
+                f"{name}: expected patches that one convolution without overlap embeds "
+                "(patch_embed.proj), got none: the attacks read that layer's gradient. Give "
+                "another network, or the live one (load_module) if another layer embeds patches."
             )
-        patch = int(projection.kernel_size[0])
+        (patch, tall), colours = projection.kernel_size, projection.in_channels
         height, width = getattr(embed, "img_size", None) or (0, 0)
-        if min(height, width) < patch:
+        if colours not in CHANNELS or patch != tall or min(height, width) < patch:
             raise UserError(
-                f"{name}: expected pictures of one patch of {patch}×{patch} or more, got "
-                f"{height}×{width}. Give img_size, multiples of the patch, or another network."
+                f"{name}: expected pictures of 3 channels, or 1 (grey), in whole square patches; "
+                f"got {colours} and {height}×{width} in patches of {patch}×{tall}. Give img_size, "
+                "multiples of the patch, or another network."
             )
         grid, table = Grid(height // patch, width // patch), getattr(net, "pos_embed", None)
         if grid.pixels(patch) != (height, width):
             embed.whole_size, embed.img_size = (height, width), grid.pixels(patch)
         behind_a_norm = not isinstance(getattr(embed, "norm", None), nn.Identity | None)
         behind_a_norm |= any(getattr(projection, "norms", ()))
-        self.grid, self.patch_size = grid, patch
+        self.grid, self.patch_size = grid, int(patch)
         self.before, self.embed_dim = 0, projection.out_channels
         if not isinstance(table, nn.Parameter) or not table.requires_grad or behind_a_norm:
             self.position_embedding = "strict"  # a table's gradient is not the patches'
         else:
             rows = table[..., 0].numel()
-            if rows < grid.patches or table.shape[-1] != self.embed_dim:
+            most = grid.patches + 1 + getattr(net, "num_prefix_tokens", 0)
+            if not grid.patches <= rows <= most or table.shape[-1] != self.embed_dim:
                 raise UserError(
-                    f"{name}: expected a table of {grid.patches} positions or more of width "
+                    f"{name}: expected a table of {grid.patches} to {most} positions of width "
                     f"{self.embed_dim}, got {rows} of width {table.shape[-1]}. Give a network "
                     "that adds its table to the embedded patches."
                 )
@@ -271,6 +273,7 @@ def check_equation(network: TimmNetwork) -> None:
     if not off <= HOLDS:  # also where it is no number
         own = getattr(network.net, "rest", network).named_parameters()
         table = next((name for name, p in own if p is network.pos_embed), "pos_embed")
+        table = table.replace("parametrizations.", "").removesuffix(".original")
         raise UserError(
             f"{kind}: expected a patch embedding with the gradient of patches to which {table} is "
             f"added, at most {HOLDS:.0e} of its length off, got one {off:.1e} off. Where a factor "

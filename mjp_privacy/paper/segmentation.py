@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,10 @@ def _measured(
     records = [ImageRecord(name) for name in pairs.pictures]
     chosen = spread_subset(records, arguments.limit, arguments.seed)
     measured_at = [pairs.pictures.index(record.image_id) for record in chosen]
+    fewest = replace(pairs, classes=min(config.model.num_classes for _, config in loaded))
+    for place in measured_at:  # a label that is no class ends the command before any work
+        with suppress(ImageError):
+            fewest.read(place)
     first: Counts | None = None
     for checkpoint, (network, config) in zip(named, loaded, strict=True):
         label, own = checkpoint.label, replace(pairs, classes=config.model.num_classes)

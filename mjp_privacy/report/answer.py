@@ -28,7 +28,7 @@ from mjp_privacy.report.clients import (
     short_gamma,
 )
 from mjp_privacy.report.figures import capped_median, exact_share
-from mjp_privacy.report.flags import not_tried
+from mjp_privacy.report.flags import RESIDUAL_CONVERGED, not_tried
 from mjp_privacy.report.lines import DIAGNOSTIC, Line, once, options_of
 from mjp_privacy.report.text import percent
 
@@ -37,6 +37,9 @@ WORDS = 30
 
 LADDER = "ladder_vit"
 """The config that runs every attack that knows MJP on one's own weights."""
+
+MATCHES = 1e-2
+"""Residual below which a picture has the uploaded gradient for all purposes."""
 
 THREATS = {
     "B": "the upload and the model",
@@ -79,7 +82,7 @@ def verdict(row: CardRow) -> str:
     `MJP γ .27 does not protect these pictures: one upload gives 116 of 200 exactly.`"""
     client = row.client
     if all(len(line.failed_images) == max(len(line.images), 1) for line in client.attacks):
-        return f"Not shown: every attack on the {client.name} client failed: see the reasons below."
+        return f"Not shown: every attack on the {client.name} client failed; its rows say why."
     if not client.matching:
         return (
             f"Not shown: no attack that knows the {client.name} client gave a picture here; "
@@ -196,18 +199,31 @@ def without_truth(client: Client) -> str:
     if all(line.has_truth for line in client.attacks):
         return f"Nothing that {who} leaks could be scored, although the private images are known."
     found = frozenset().union(*(line.picture_ids for line in client.matching))
-    said = f"Of uploads of {who} attacks made {counted(len(found), 'picture')}"
+    pictures = counted(len(found), "picture")
+    said = [f"Of uploads of {who} attacks made {pictures}"]
+    known = [line.scored("gradient_residual", DIAGNOSTIC) for line in client.matching]
+    if medians := [values.median() for values in known if len(values)]:
+        gap, left = min(medians), "the best attack's leave {:.2g} of the gradient unexplained"
+        said.append(f"{left.format(gap)} in the median")
+        if gap < MATCHES:
+            said[-1] += ", which is no proof of a good picture"
+        elif gap >= RESIDUAL_CONVERGED:
+            said[-1] += (
+                ", which is no evidence of safety: the attacks do not reach it, or the client's "
+                "loss (dropout, label smoothing, mixup), labels, mean and std or batch differ from "
+                "what the header says"
+            )
     if certain := _marked(client, CERTAIN):
-        said += (
-            f"; {certain} certain: no other picture solves the equations of the patch embedding, "
-            "as far as mean, std and order of channels are as declared"
+        said.append(
+            f"{certain} certain: no other picture solves the equations of the patch embedding, as "
+            "far as mean, std and order of channels are as declared"
         )
     if doubted := _marked(client, MISNORMALISED):
-        said += (
-            f"; the pixels of {doubted} do not fit the declared mean and std, so that colours and "
+        said.append(
+            f"the pixels of {doubted} do not fit the declared mean and std, so that colours and "
             "contrast are not the client's (`mjp check` says which fit)"
         )
-    return f"{said}. The private images are not known here, so nothing was scored."
+    return f"{'; '.join(said)}. The private images are not known here, so nothing was scored."
 
 
 def _marked(client: Client, diagnostic: str) -> int:

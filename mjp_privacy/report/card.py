@@ -191,7 +191,7 @@ class Card:
 
     verdict: str  # the answer, of at most thirty words
     assumptions: str  # who the attacker is, and what is assumed
-    beside: str  # what the undefended client, several uploads and the published attack give
+    beside: str  # what the rows do not say: pictures that do not count, crops
     rows: tuple[CardRow, ...] = ()
     further: int = 0  # clients that are in the tables only
     facts: tuple[tuple[str, str], ...] = ()  # ("Who attacks", "an honest but curious server"), ...

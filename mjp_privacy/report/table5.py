@@ -201,10 +201,15 @@ def differences(rows: Sequence[Row]) -> str:
     line += (
         " Scores are the paper's scripts', of pictures rounded to 8 bits; PSNR is capped at 100 "
         "a picture; n: pictures in the means. What really leaks: the best attack of this run on "
-        "the same upload, per picture; exact is equal in every 8-bit value. Of the plain picture: "
-        f"what leaks of (b) is compared with it, as in (c). {NOT_RUN}: no attack that knows this "
-        f"client stands in this run; mjp attack {LADDER} --weights FILE runs them."
+        "the same upload, per picture; exact is equal in every 8-bit value."
     )
+    if any(row.leak.get("leak_target") for row in rows):
+        line += " Of the plain picture: what leaks of (b) is compared with it, as in (c)."
+    if any(_leak_text(row) == NOT_RUN for row in rows):
+        line += (
+            f" {NOT_RUN}: no attack that knows this client stands in this run; "
+            f"mjp attack {LADDER} --weights FILE runs them."
+        )
     return line
 
 

@@ -264,7 +264,7 @@ def _environment() -> Environment:
 def figure(cell: str) -> Markup:
     """A cell of a table, what stands in brackets beneath its figure: `71.7 [66.9, 76.3]`."""
     mean, bracket, interval = cell.partition(" [" if " [" in cell else " (")
-    if not (bracket and mean[:1].isdigit()):
+    if not (bracket and mean[:1].isdigit() and cell[-1] in "])"):
         return Markup.escape(cell)
     return Markup("{}<small>{}{}</small>").format(mean, bracket.strip(), interval)
 

@@ -143,7 +143,7 @@ def view_of(
     first = models[0]
     with_weights = [
         replace(update, weights_before=None if model is first else weights_of(model))
-        for update, model in zip(updates, models, strict=False)
+        for update, model in zip(updates, models[: len(updates)], strict=True)
     ]
     pixels = Pixels(first.card.img_size, first.card.mean, first.card.std)
     return AttackerView(first, with_weights, pixels, labels, against)
@@ -224,12 +224,14 @@ def own_uploads(
     *,
     labels: Labels | None = None,
     images: Pictures | None = None,
+    as_sent: bool = False,
     **pixels: Any,
 ) -> OwnUploads:
     """Read models and gradients, and the label off the gradient where none is given.
 
-    facts   the client's, as `attack_gradients` takes them
-    pixels  mean, std and img_size, as in `attack_gradients`
+    facts    the client's, as `attack_gradients` takes them
+    as_sent  whether weight decay that nobody declared stays in the gradients
+    pixels   mean, std and img_size, as in `attack_gradients`
     """
     errors = ToldErrors(**{name: facts[name] for name in ERRORS if name in facts})
     held = separate_uploads(gradients)
@@ -247,7 +249,7 @@ def own_uploads(
     client = step_client(facts, lambda: images_in_a_step(labels, images, steps[0]))
     updates = [_update_of(one, client, errors, number) for number, one in enumerate(sent)]
     notes = []
-    for number, of in enumerate(models):
+    for number, of in enumerate(() if as_sent else models):
         updates[number], decays = less_undeclared_decay(updates[number], weights_of(of))
         if decays:
             more = " and ".join(dict.fromkeys(f"{decay:.2g}" for decay in decays))
@@ -422,6 +424,7 @@ def save_upload(
     """
     root = _free_folder(folder, name)
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
+    pixels["as_sent"] = True
     own = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     update, loaded = own.updates[0], own.models[0]
     if len(own.updates) > 1 or update.steps_in_all > 1:

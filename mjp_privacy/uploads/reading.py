@@ -99,10 +99,12 @@ def step_client(facts: Mapping[str, Any], batch: Callable[[], int]) -> ClientCon
             told.pop(name, None)
     if "batch" not in told:
         told["batch"] = batch()
-    if "dal_lambda" in told:
+    if told.get("dal_lambda"):
         told.setdefault("dal", True)
     client = told_client(told, "The client's step")
-    if client.upload == "gradient" and (training := told.keys() & {"lr", "weight_decay"}):
+    if client.upload == "gradient" and (
+        training := [name for name in ("lr", "weight_decay") if told.get(name)]
+    ):
         named = ", ".join(f"{name}={said(told[name])}" for name in sorted(training))
         raise UserError(
             f"{named}: a gradient does not depend on them. If the client sent weights, give "

@@ -74,6 +74,7 @@ def command(root: Path, data: Path, attacks: list[dict[str, Any]], *words: str) 
         (GOOD[0], ["--out", "file"], "--out"),
         (GOOD[0], ["--out", "other"], "attack"),
         (GOOD[0], ["--out", "attacked"], "attacked"),
+        (GOOD[0], ["--out", "trained"], "trained"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_any_image_is_read(
@@ -87,10 +88,11 @@ def test_what_cannot_be_done_is_refused_before_any_image_is_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tasks.Task, "__init__", lambda *_, **__: pytest.fail("it began"))
-    for folder in ("other", "attacked"):
+    for folder in ("other", "attacked", "trained"):
         Path(folder).mkdir()
     for file in ("file", "other/attack", "attacked/experiment.yaml"):
         Path(file).write_text("mine")
+    Path("trained/metrics.jsonl").write_text('{"step": 1, "epoch": 0.5}\n')
     assert command(tmp_path, data, [attack], *words) == 2
     said = capsys.readouterr().err
     assert named in said

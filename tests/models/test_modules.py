@@ -28,6 +28,7 @@ from tests.helpers.libraries import (
     Source,
     hugging_face,
     library,
+    open_clip_tower,
     randomised,
     timm_vit,
     torchvision_vit,
@@ -159,10 +160,14 @@ def test_networks_that_compute_something_else_keep_their_forward() -> None:
 
 def test_mean_std_and_heads_are_never_guessed() -> None:
     module: Any = randomised(timm_vit())
+    module.pretrained_cfg = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.5, 0.5)}
+    tower: Any = open_clip_tower()
+    tower.image_mean = (0.48, 0.46, 0.41)
     for network, given, said in (
         (torchvision_vit(), {}, "mean=… and std=…"),
         (module, {"mean": 127.5, "std": 127.5}, r"mean: .*127\.5"),
-        (module, {"mean": 0.5}, "std=…"),
+        (module, {"mean": 0.5}, r"std=\(0.5, 0.5, 0.5\)"),
+        (tower, {}, r"mean=\(0.48, 0.46, 0.41\)"),
     ):
         with pytest.raises(UserError, match=said):
             load_module(network, **given)
@@ -342,20 +347,26 @@ def test_a_network_that_is_refused_is_named_or_what_it_lacks(kind: str) -> None:
 
 
 class Drawing(timm.models.VisionTransformer):  # type: ignore[misc]
-    """A plain ViT that turns pictures around now and then."""
+    """A plain ViT that turns pictures around now and then, or draws for it and does not."""
+
+    turns = True
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.flip(3) if torch.rand(()) < 0.5 else x)  # type: ignore[no-any-return]
+        drawn = torch.rand(()) < 0.5
+        return super().forward(x.flip(3) if self.turns and drawn else x)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("wrap", [lambda net: net, nn.Sequential])
 def test_random_layers_are_refused_however_torch_is_seeded(wrap: Callable[..., nn.Module]) -> None:
+    """A network that draws and computes the same is none of them."""
     net = Drawing(img_size=SIDE, patch_size=PATCH, embed_dim=DIM, depth=1, num_heads=4)
     for seed in range(3):
         torch.manual_seed(seed)
         with pytest.raises(UserError, match="random"):
             loaded(wrap(net))
         assert torch.initial_seed() == seed
+    net.turns = False
+    assert loaded(wrap(net)).grid == (SIDE // PATCH, SIDE // PATCH)
 
 
 # networks with their own forward ------------------------------------------------------------------
@@ -617,3 +628,13 @@ def test_what_a_network_with_its_own_forward_cannot(tmp_path: Path) -> None:
     leaked(module, 56, attacks=["patch_gradient"])
     with pytest.raises(UserError, match=CLASSIFIER):  # no file says all that it takes
         save_upload(tmp_path, module, mean=0.5, std=0.5)
+
+
+def test_pixels_that_no_patch_covers_are_left_out() -> None:
+    """30 px are 7 patches of 4 px and two pixels that the convolution never sees."""
+    net = timm_vit(img_size=30, class_token=False, global_pool="avg").eval()
+    copy = loaded(net)
+    assert isinstance(copy, TimmNetwork)
+    assert (copy.grid, copy.card.img_size) == ((7, 7), 28)
+    x = torch.randn(1, 3, 30, 30)
+    torch.testing.assert_close(copy(x[..., :28, :28]), net(x))

@@ -83,16 +83,25 @@ class Normed(Own):
         return super().placed(self.first_norm(z))
 
 
-class RowsAndColumns(Own):
-    """Positions as a table of rows and one of columns."""
+class Positions(Own):
+    """Positions as a map that is added to the embedded picture, or as rows and columns; patches
+    embedded by 1 × 1 behind a shuffle of pixels."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str, side: int = 32, name: str = "pos_map") -> None:
         super().__init__(**first())
         del self.pos_embed
-        self.row_pos = nn.Parameter(0.1 * torch.randn(32 // PATCH, 1, DIM))
-        self.column_pos = nn.Parameter(0.1 * torch.randn(32 // PATCH, DIM))
+        self.kind, self.name, of = kind, name, side // PATCH
+        if kind == "map":
+            setattr(self, name, nn.Parameter(0.1 * torch.randn(1, DIM, of, of)))
+        else:
+            self.row_pos = nn.Parameter(0.1 * torch.randn(of, 1, DIM))
+            self.column_pos = nn.Parameter(0.1 * torch.randn(of, DIM))
+        if kind == "shuffled":
+            self.embed = nn.Sequential(nn.PixelUnshuffle(PATCH), nn.Conv2d(3 * PATCH**2, DIM, 1))
 
     def embedded(self, x: Tensor) -> Any:
+        if self.kind == "map":
+            return (self.embed(x) + getattr(self, self.name)).flatten(2).mT
         table = (self.row_pos + self.column_pos).permute(2, 0, 1)
         return (self.embed(x) + table).flatten(2).mT
 

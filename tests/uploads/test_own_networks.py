@@ -31,10 +31,10 @@ from tests.uploads.networks import (
     Own,
     Placed,
     Pooled,
+    Positions,
     RootMeanSquare,
     Rotated,
     Rows,
-    RowsAndColumns,
     Stretched,
     WithoutTable,
     first,
@@ -157,6 +157,15 @@ def test_an_order_that_timms_names_do_not_have_is_told_by_outputs(
     assert (leak.best.verified, leak.best.exact) == (2, 2)
 
 
+def test_sums_that_no_norm_makes_zero_tell_no_weight_decay() -> None:
+    """Behind norms of the sums, where biases are zero but for the patch embedding's."""
+    network = Own()
+    for layer in (part for part in network.modules() if isinstance(part, nn.Linear)):
+        nn.init.zeros_(layer.bias)
+    found = leak_of(network, photographs(2), batch=2, attacks="token_peeling")
+    assert (found.best.exact, found.best.verified) == (2, 2)
+
+
 def test_blocks_may_be_computed_again_in_the_backward_pass() -> None:
     sizes: Any = {"img_size": 56, "embed_dim": 96, "depth": 2, "num_heads": 4, "num_classes": 10}
     network = timm.create_model("vit_small_patch14_dinov2", **sizes)
@@ -239,6 +248,8 @@ def test_called_attention_computes_what_torchs_does() -> None:
         (lambda: Placed("pos_embed", last=True), 32, None),
         (lambda: Placed("location", last=True), 32, None),
         (lambda: Stretched("location", last=True), 24, 24),
+        (lambda: Positions("map", 64), 64, None),  # a map as large as a patch
+        (lambda: Positions("map", name="places"), 32, None),
     ],
 )
 def test_a_table_is_known_by_what_it_does(make: Any, side: int, img_size: int | None) -> None:
@@ -254,10 +265,15 @@ def test_the_patches_rows_are_found_where_the_class_token_is_last() -> None:
     assert (one.before, one.prefix, one.pos_embed is not None) == (0, 0, True)
 
 
-def test_positions_may_be_rows_and_columns() -> None:
-    given: dict[str, Any] = {"attacks": "token_peeling", "img_size": 32}
-    assert best_of(leak_of(RowsAndColumns(), photographs(1), **given)) == ("token_peeling", 1, 1)
-    assert leak_of(RowsAndColumns(), photographs(2), batch=2, **given).best.exact == 2
+@pytest.mark.parametrize("kind", ["map", "rows and columns", "shuffled"])
+def test_positions_may_be_a_map_or_rows_and_columns(kind: str) -> None:
+    size = 32 if kind == "shuffled" else None
+    attacks = ["patch_gradient", "token_peeling"]
+    single = leak_of(Positions(kind), photographs(1), img_size=size, attacks=attacks)
+    attack = "patch_gradient" if kind == "map" else "token_peeling"  # a map is each patch's own
+    assert best_of(single) == (attack, 1, 1)
+    given = {"batch": 2, "attacks": "token_peeling", "img_size": size}
+    assert leak_of(Positions(kind), photographs(2), **given).best.exact == 2
 
 
 @pytest.mark.parametrize(("kind", "size"), [("gap", None), ("gap", 48), ("siglip", 48)])
@@ -333,7 +349,7 @@ class Says(Own):
 @pytest.mark.parametrize(
     ("make", "named", "img_size"),
     [
-        (nn.Identity, "patches", None),
+        (nn.Identity, "parameters", None),
         (lambda: Pads(40, **first()), "pads", 32),
         (lambda: Says(40, **first()), "tensor", None),
         (embedding_twice, "my_pos", None),

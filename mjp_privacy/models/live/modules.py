@@ -34,6 +34,7 @@ from mjp_privacy.models.live.parts import (
     Renamed,
     call_attention,
     embed_by_convolution,
+    tables_by_rows,
     tell_size,
 )
 from mjp_privacy.models.loading import LoadedModel, build, with_card
@@ -43,6 +44,7 @@ from mjp_privacy.models.network_parts import (
     answers_in,
     code_of,
     convolution_of,
+    embeds,
     kind_of,
     other_size,
     run_of,
@@ -216,12 +218,17 @@ def _activation(owners: Sequence[nn.Module]) -> Activation | None:
 
 
 def _normalisation(module: nn.Module, given: Mapping[str, Channels]) -> dict[str, Any]:
-    """Mean and std as numbers per channel."""
+    """Mean and std as numbers per channel, or a UserError with what the module declares, as timm
+    and open_clip write it onto a network."""
     if missing := [key for key, value in given.items() if value is None]:
+        config = getattr(module, "pretrained_cfg", None) or {}
+        of = [(key, config.get(key) or getattr(module, f"image_{key}", None)) for key in missing]
+        stated = ", ".join(f"{key}={tuple(value)}" for key, value in of if value)
         raise UserError(
             f"{kind_of(module)}: expected {' and '.join(f'{key}=…' for key in missing)} of the "
             "client's normalisation, one number or one per channel; got none. No weight shows "
             "them, and they are never guessed."
+            + (f" The module declares {stated}: give that if the client used it." if stated else "")
         )
     spec = overridden(ModelSpec(kind_of(module)), given)
     return {key: getattr(spec, key) for key in given}
@@ -240,8 +247,7 @@ def _check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | 
         stack.enter_context(torch.no_grad())
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision("highest")  # others are off by more than the tolerance
-        is_last = (ran for ran in run_of(module, x) if ran.part is head)
-        entered = [ran.given for ran in is_last if isinstance(head, nn.Linear)]
+        entered = [ran.given for ran in run_of(module, x) if ran.part is head and embeds(ran.part)]
         run = getattr(module, "get_image_features", module)  # of transformers' CLIP
         with code_of(module, f"that takes one picture {tuple(x.shape)}", IN_SIZE):
             answers = list(answers_in(run(x)))
@@ -285,6 +291,11 @@ def _with_own_forward(
 
     prefix  what stands before its names where its gradients are
     """
+    if next(filter(torch.is_floating_point, whole.parameters()), None) is None:
+        raise NoPatches(
+            f"{kind_of(whole)}: expected a network with parameters, got none. Give the network "
+            "whose gradients were sent."
+        )
     for parameter in whole.parameters():  # what a client froze is there, too
         parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
     for part in whole.modules():  # computed once: that changes no number, and hooks are gone later
@@ -304,7 +315,9 @@ def _with_own_forward(
     if not of_timms:
         embed_by_convolution(whole, img_size)
     names = {id(parameter): name for name, parameter in whole.named_parameters()}
+    maps: set[str] = set()
     if not of_timms:
+        maps = tables_by_rows(whole)
         call_attention(whole)
     net = whole if of_timms else Renamed(whole, img_size)
     stored = TimmNetwork(net)
@@ -326,6 +339,7 @@ def _with_own_forward(
         renamed |= {name: TABLE for name in names.values() if name not in renamed}
     prefix = prefix.replace(f"{COMPILED}.", "")
     network.renamed = {f"{prefix}{name}": own for name, own in renamed.items()}
+    network.maps = frozenset(f"{prefix}{name}" for name in maps)
     network.other_size = getattr(net, "other_size", None) if spread is None else None
     return network
 
@@ -334,8 +348,10 @@ def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]
     """A live network's gradients (n, *shape) under the names of its copy, and that of a stretched
     table as one of the copy's table."""
     names = network.renamed or {}
-    plain = {name.replace(f"{COMPILED}.", ""): gradient for name, gradient in sent.items()}
-    own = {names.get(name, name): gradient for name, gradient in plain.items()}
+    own = {
+        names.get(name, name): gradient.movedim(2, -1) if name in network.maps else gradient
+        for name, gradient in ((name.replace(f"{COMPILED}.", ""), g) for name, g in sent.items())
+    }
     projection = network.patch_embed.proj
     if isinstance(projection, FlattenedPatches) and PROJECTION in own:
         own[PROJECTION] = projection.placed(own[PROJECTION])

@@ -4,8 +4,8 @@
     network.blocks[0].mlp.fc1  # by timm's name, whatever transformers calls it
 
 What no hook or convolution shows is put, in place, into another form that computes the same: a
-linear layer of flattened patches, torch's own attention. Whether a part is what it seems, equations
-say that are tried on every network (`timm_networks.check_equation`,
+linear layer of flattened patches, torch's own attention, a table that is a map. Whether a part is
+what it seems, equations say that are tried on every network (`timm_networks.check_equation`,
 `attacks.equations.block.equations_hold`).
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import Size
@@ -31,8 +32,10 @@ from mjp_privacy.models.network_parts import (
     answer_of,
     answers_in,
     convolution_of,
+    embeds,
     kind_of,
     likely_grids,
+    named_tables,
     other_size,
     picture_layer,
     picture_of,
@@ -86,6 +89,7 @@ class Renamed(nn.Module):
         self.patch_embed = nn.Module()
         self.patch_embed.proj = projection
         tell_size(self.patch_embed, grid, int(projection.kernel_size[0]))
+        self.num_prefix_tokens = 0 if table is None else table[..., 0].numel() - grid.patches
         self.rows_before = positions.before
         is_told = img_size and STRETCHES in inspect.signature(module.forward).parameters
         self.options = {STRETCHES: True} if is_told else {}
@@ -221,30 +225,36 @@ def _norms_before(
 
 
 class FlattenedPatches(nn.Conv2d):
-    """A linear layer of flattened patches, with its weights as those of the convolution of pictures
-    that computes the same."""
+    """A linear layer of flattened patches, or a convolution of maps of them, with its weights as
+    those of the convolution of pictures that computes the same."""
 
     order: Tensor
     """(C p²,) which of the convolution's inputs each of the layer's is."""
     norms: tuple[nn.LayerNorm | None, nn.LayerNorm | None] = (None, None)
     """The norms of each patch before it is embedded, and of its embedding."""
+    of_maps: bool = False
+    """Whether it is given maps (B, C p², H, W), as behind `nn.PixelUnshuffle`."""
 
     @classmethod
-    def of(cls, layer: nn.Linear, order: Tensor) -> FlattenedPatches:
+    def of(cls, layer: nn.Linear | nn.Conv2d, order: Tensor) -> FlattenedPatches:
         """The convolution that computes what this layer does."""
         channels, patch = _of_patches(len(order)) or (0, 0)
         one = cls(channels, len(layer.weight), patch, patch, bias=layer.bias is not None)
         one.__dict__["order"], one.bias = order, layer.bias
+        one.__dict__["of_maps"] = isinstance(layer, nn.Conv2d)
         one.weight = nn.Parameter(one.placed(layer.weight.detach()))
         return one
 
     def placed(self, weight: Tensor) -> Tensor:
         """Numbers of the layer's weight (..., D, C p²), as the convolution's has them."""
+        weight = weight.flatten(-3) if self.of_maps else weight
         return weight[..., self.order.argsort()].unflatten(-1, self.weight.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Flattened patches (..., C p²) -> their embeddings (..., D)."""
-        return nn.functional.linear(x, self.weight.flatten(1)[:, self.order], self.bias)
+        """Flattened patches (..., C p²) -> their embeddings (..., D); of maps the channels are."""
+        x = x.movedim(-3, -1) if self.of_maps else x
+        embedded = nn.functional.linear(x, self.weight.flatten(1)[:, self.order], self.bias)
+        return embedded.movedim(-1, -3) if self.of_maps else embedded
 
 
 def _of_patches(numbers: int) -> tuple[int, int] | None:
@@ -258,13 +268,14 @@ def _of_patches(numbers: int) -> tuple[int, int] | None:
 
 
 def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
-    """Put, in place, a convolution where a linear layer embeds flattened patches. A picture whose
-    numbers are all different shows which of them the layer is given, in which order."""
+    """Put, in place, a convolution where a linear layer embeds flattened patches, or one of 1 × 1
+    maps of them. A picture whose numbers are all different shows which of them the layer is given,
+    in which order."""
     if convolution_of(whole) is not None:
         return
     is_guess = False
     for name, layer in whole.named_modules():
-        if not isinstance(layer, nn.Linear) or (shape := _of_patches(layer.in_features)) is None:
+        if not embeds(layer) or (shape := _of_patches(layer.weight[0].numel())) is None:
             continue
         channels, patch = shape
         grids, is_shown = likely_grids(whole, len(layer.weight), patch, img_size)
@@ -273,7 +284,7 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
             x = torch.arange(channels * height * width).view(1, channels, height, width)
             x = x.to(layer.weight)
             run = run_of(whole, x)
-            at = next((at for at, ran in enumerate(run) if isinstance(ran.part, nn.Linear)), None)
+            at = next((at for at, ran in enumerate(run) if embeds(ran.part)), None)
             if at is not None and run[at].part is layer:
                 break
         else:
@@ -284,6 +295,7 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
         alone = first.output._version == 0  # a table that is added in place makes it another tensor
         after = next((norm.part for norm in norms if alone and norm.given is first.output), None)
         patches, given = to_patches(x[0], patch), (before or first).given
+        given = given.movedim(-3, -1) if isinstance(layer, nn.Conv2d) else given
         given = given.reshape(-1, patches.shape[1])
         if given.shape != patches.shape:
             continue
@@ -306,6 +318,36 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
             "convolution embeds patches, and no table of positions shows how many a linear layer "
             "would embed. Give img_size=…."
         )
+
+
+# tables that are maps -----------------------------------------------------------------------------
+
+
+class ChannelsLast(nn.Module):
+    """Shows a table (1, H, W, D) as the map (1, D, H, W) that a network adds to its own."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.movedim(-1, 1)
+
+    def right_inverse(self, table: Tensor) -> Tensor:
+        """The table as it is kept."""
+        return table.movedim(1, -1).contiguous()
+
+
+def tables_by_rows(whole: nn.Module) -> set[str]:
+    """Keep, in place, tables of positions that are maps (1, D, H, W) as (1, H, W, D); the names of
+    these parameters, whose values stand elsewhere now."""
+    projection, names = convolution_of(whole), set[str]()
+    if projection is None or named_tables(whole, projection.out_channels):
+        return names
+    for name, parameter in list(whole.named_parameters()):
+        inner, _, own = name.rpartition(".")
+        holder = whole.get_submodule(inner)
+        is_map = parameter.ndim == 4 and parameter.shape[:2] == (1, projection.out_channels)
+        if is_map and parameter[0, 0].numel() > 1 and not isinstance(holder, nn.Conv2d):
+            parametrize.register_parametrization(holder, own, ChannelsLast())
+            names.add(name)
+    return names
 
 
 # torch's own attention ----------------------------------------------------------------------------
