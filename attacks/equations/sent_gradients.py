@@ -130,10 +130,11 @@ def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpd
     difference = update.kind == "weight_difference"
     if difference and (update.optimizer != "sgd" or not update.lr):
         return update, []
-    rate = effective_rate(update) if difference else 1.0
+    rate = effective_rate(update) if difference else -1.0
 
-    def sums(names: Sequence[str]) -> Tensor:
-        """(3, k): over the width, of the gradient and of the weights, and what is rounding."""
+    def multiple(names: Sequence[str]) -> tuple[float, float, float, float]:
+        """The l in the sums of these tensors over the width, how long its part is, what is left,
+        and what the last digits are worth."""
         found = []
         for name in names:
             own, sent = state[name].double(), update.grads[name].double()
@@ -142,11 +143,7 @@ def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpd
             rounded = sent.square() + (own / rate).square() * difference
             noise = torch.finfo(update.dtype).eps * rounded.sum(axis).sqrt()
             found.append(torch.stack([x.flatten() for x in (sent.sum(axis), own.sum(axis), noise)]))
-        return torch.cat(found, 1)
-
-    def multiple(names: Sequence[str]) -> tuple[float, float, float, float]:
-        """The l, how long its part is, what is left, and what the last digits are worth."""
-        shown, own, noise = sums(names)
+        shown, own, noise = torch.cat(found, 1)
         times = float(shown @ own / own.square().sum().clamp_min(1e-300))
         rest = float((shown - times * own).norm())
         return times, float((times * own).norm()), rest, float(noise.norm())
@@ -168,9 +165,8 @@ def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpd
         times, long, rest, digit = multiple(told)
         if rest < MULTIPLE * long and long > ABOVE * digit:
             found.append(times)
-            per = -rate if difference else 1.0
             for name in names:
-                grads[name] = (grads[name] - per * times * state[name].double()).to(grads[name])
+                grads[name] = (grads[name] + rate * times * state[name].double()).to(grads[name])
     return replace(update, grads=grads), found
 
 

@@ -424,8 +424,7 @@ def save_upload(
     """
     root = _free_folder(folder, name)
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
-    pixels["as_sent"] = True
-    own = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
+    own = own_uploads(model, gradients, step, labels=labels, images=images, as_sent=True, **pixels)
     update, loaded = own.updates[0], own.models[0]
     if len(own.updates) > 1 or update.steps_in_all > 1:
         got = f"{len(own.updates)} upload(s) of {update.steps_in_all} independent step(s)"

@@ -237,6 +237,17 @@ def test_accuracy_is_said_only_of_what_was_fed(gamma: float, tmp_path: Path) -> 
     assert np.isnan(row["top1.intact"]) == bool(gamma)
 
 
+def test_weight_decay_that_nobody_declared_is_kept(tmp_path: Path) -> None:
+    """An attack on the gradients takes it out; a file holds what was sent."""
+    model = planted_model(img_size=16).float()
+    sent = gradient_of(model, planted_images(1, 16).float(), torch.tensor([3]))
+    for name, weight in model.named_parameters():
+        sent[name] = sent[name] + 0.05 * weight.detach()
+    stored = load_file(save_upload(tmp_path / "uploads", model, sent))
+    assert stored
+    assert all(torch.equal(tensor, sent[name]) for name, tensor in stored.items())
+
+
 def test_what_is_given_is_kept_and_nothing_else(
     model: LoadedModel, gradients: dict[str, Tensor], tmp_path: Path
 ) -> None:
