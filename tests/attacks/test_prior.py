@@ -170,9 +170,8 @@ def test_the_command_fits_what_can_be_read_and_names_the_rest(
     assert "error: " in said
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "named"),
-    [
+def test_wrong_commands_are_told(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, value, named in (
         ("patch", "1", "1"),
         ("patch", "1000000000", "1000000000"),
         ("size", "30", "30"),
@@ -181,13 +180,9 @@ def test_the_command_fits_what_can_be_read_and_names_the_rest(
         ("limit", "1", "patches"),
         ("out", "x.pt", ".safetensors"),
         ("images", "nowhere", "nowhere"),
-    ],
-)
-def test_wrong_commands_are_told(
-    pictures: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, named: str
-) -> None:
-    assert command(pictures, **{"size": "32", option: value}) == 2
-    assert named in capsys.readouterr().err
+    ):
+        assert command(pictures, **{"size": "32", option: value}) == 2
+        assert named in capsys.readouterr().err
 
 
 def spoiled(name: str, change: Any) -> Any:

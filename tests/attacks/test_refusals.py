@@ -21,7 +21,6 @@ import torch
 
 from attacks import ATTACKS, CONTROLS, TRAITS, find_attack, traits_of
 from attacks.equations.patch_system import too_few_equations
-from attacks.prior import check_prior
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
@@ -124,7 +123,6 @@ CASES = (
             ("learning rate", {"lr": None}),
         )
     ),
-    Case("april", "batch", "batch is 2", batch=2),
     Case("april", "model", "distillation", change=in_model("dist_token", TABLE)),
     Case("april", "model", "index table", change=in_model("index_embed", TABLE)),
     Case("april", FEW, "N + 1 = 65 unknowns > D = 48", model={"embed_dim": 48}),
@@ -140,7 +138,6 @@ CASES = (
     Case("token_span", "block", change=in_model("blocks.0.norm1", torch.nn.Identity())),
     Case("token_span", "block", "ln_pre", change=in_model("norm_pre", torch.nn.LayerNorm(96))),
     Case("token_span", FEW, "N + 3 = 67 unknowns > D = 64", model={"embed_dim": 64}),
-    Case("token_span", "batch", "2", batch=2),
     Case("token_peeling", "block", network=partial(other_vit, norm_layer=Doubled)),
     Case("token_peeling", "block", network=partial(other_vit, mlp_layer=OneLayer)),
     Case("token_peeling", "model", network=unscaled),
@@ -251,15 +248,6 @@ def test_a_wrong_option_or_name_is_named(name: str, options: dict[str, Any], sai
     with pytest.raises(UserError) as error:
         find_attack(name, options)
     assert said in str(error.value)
-
-
-def test_priors_are_asked_for_before_an_attack_runs(tmp_path: Path) -> None:
-    for name in ("fitted", "stationary"):
-        check_prior(name)
-    (tmp_path / "p.safetensors").write_bytes(b"no prior")
-    for prior in ("nowhere", str(tmp_path), str(tmp_path / "p.safetensors"), "a\0b", "x" * 5000):
-        with pytest.raises(UserError, match=r"attacks\.0: "):
-            check_attacks([AttackConfig("masked_span", {"prior": prior})], "c.yaml")
 
 
 def test_traits_are_explained_used_and_agree_with_the_code() -> None:

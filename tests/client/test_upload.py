@@ -1,5 +1,5 @@
-"""What leaves the client: withheld, noisy, differing by local steps, of adapters, and with weights
-that move between rounds."""
+"""How a client augments what it is fed, and what leaves it: withheld, noisy, differing by local
+steps, of adapters, and with weights that move between rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from attacks import ATTACKS
 from attacks.equations.patch_system import gradient, lacks_gradients, located
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.feeding import Feeding
+from mjp_privacy.client.feeding import Feeding, augmented
 from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient, Objective
 from mjp_privacy.client.upload import (
     make_upload,
@@ -52,6 +52,47 @@ def step_inputs(count: int, masks: bool = True) -> ClientInput:
     return ClientInput(some_images(count), some_labels(count), ids, masked)
 
 
+# augmentations; how a client shuffles the frozen runs know ----------------------------------------
+
+IDS = [f"image {i}" for i in range(40)]
+
+
+def changed(kind: str, images: Tensor, first: int = 0, **named: int) -> Tensor:
+    ids = IDS[first : first + len(images)]
+    return augmented(images, ids, kind, **{"round": 0, "seed": 0} | named)
+
+
+@pytest.mark.parametrize("kind", ["flip", "crop", "mixup"])
+def test_augmentations_are_fresh_in_every_round_and_the_same_again(kind: str) -> None:
+    plain = some_images(12)
+    made = changed(kind, plain)
+    assert made.shape == plain.shape
+    assert made.min() >= 0
+    assert made.max() <= 1
+    assert made.equal(changed(kind, plain))
+    assert not made.equal(changed(kind, plain, round=1))
+    assert not made.equal(changed(kind, plain, seed=1))
+    if kind != "mixup":
+        assert made[5:6].equal(changed(kind, plain[5:6], first=5))
+
+
+def test_what_the_augmentations_do() -> None:
+    plain = some_images(40)
+    flipped = changed("flip", plain)
+    turned = (flipped == plain.flip(-1)).flatten(1).all(-1)
+    assert (turned | (flipped == plain).flatten(1).all(-1)).all()
+    assert 10 < turned.sum() < 30
+    even = torch.full_like(plain, 0.2)
+    assert changed("crop", even).allclose(even)
+    assert changed("none", plain).equal(plain)
+    shares = changed("mixup", torch.eye(40).view(40, 40, 1, 1))[:, :, 0, 0]
+    assert shares.sum(-1).allclose(torch.ones(40))
+    assert (shares.diagonal() >= 0.5).all()
+    assert ((shares > 0).sum(-1) <= 2).all()
+    with pytest.raises(UserError, match="mixup"):
+        changed("mixup", plain[:1])
+
+
 # single steps -------------------------------------------------------------------------------------
 
 
@@ -70,11 +111,8 @@ def test_noise_on_the_position_gradient_is_dense_and_of_the_stated_size() -> Non
     assert noisy(clean, 0.0, inputs.image_ids, seed=0) is clean
 
 
-def test_sinusoidal_positions_replace_the_table_and_are_not_uploaded(
-    images: Path, tmp_path: Path
-) -> None:
-    attack(images, tmp_path, mjp("c", {"name": "april"}, client={"positions": "sinusoidal"}))
-    assert set(rows(tmp_path)["status"]) == {"unsupported"}
+def test_sinusoidal_positions_replace_the_table() -> None:
+    """What does without the gradient of a table is foreseen in tests/experiment."""
     altered = with_sinusoidal_positions(MODEL)
     assert not altered.table[0, 0].any()
     assert altered.get_parameter(QKV).equal(MODEL.get_parameter(QKV))

@@ -309,6 +309,16 @@ SITUATIONS = (
         *("wide", "token_span", partial(planted_model, patch_size=8, embed_dim=160), 4, 90),
         **{"says": {}, "batch": 1},
     ),
+    *(  # each has tokens or biases of its own among the equations
+        Situation(name, attack, partial(network, **{name: has}), 2, 99, says={}, batch=1)
+        for name, has, network, attack in (
+            ("distillation_token", True, small, "token_span"),
+            ("patch_bias", False, small, "token_span"),
+            ("qkv_bias", False, small, "token_span"),
+            ("patch_bias", False, planted_model, "april"),
+            ("patch_bias", False, planted_model, "april_prior"),
+        )
+    ),
     # directions are left to the prior
     Situation("narrow", "token_span", planted_model, 4, 11, 40, says={}, batch=1),
     *(  # without biases no patch is tested by itself: the likeliest are sorted and verified

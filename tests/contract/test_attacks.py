@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import fold, unfold
 
 from attacks import find_attack
-from attacks.april import April
-from attacks.controls import oracle_inverse
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput
 from mjp_privacy.metrics.pictures import psnr, quantise
@@ -171,36 +168,3 @@ def test_batch_of_two_is_not_applicable(target: AttackTarget) -> None:
         return
     assert refusal is not None
     assert "batch" in refusal.text
-
-
-# two engines, and the ceiling ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("setting", "gamma", "dtype"),
-    [("a", 0.27, torch.float32), ("b", 0.27, torch.float32), ("b", 0.9, torch.float64)],
-)
-def test_engines_agree(setting: str, gamma: float, dtype: torch.dtype) -> None:
-    model = planted_model(unknown_embedding=True).to(dtype)
-    view, inputs = planted_view(model, April(), setting, gamma=gamma)
-    ours, theirs = (
-        April(engine=engine).run(view, generator=torch.Generator())
-        for engine in ("batched", "breaching")
-    )
-    one, other = (psnr(found.images, inputs.images) for found in (ours, theirs))
-    beyond = (one >= 60) & (other >= 60)  # there the score is rounding noise
-    assert ((one - other).abs()[~beyond] <= 0.01).all()
-    assert (ours.images[beyond] - theirs.images[beyond]).abs().flatten().le(1e-4).all()
-    for name in ("cond_a", "rank_a", "zero_rows", "nonzero_rows"):
-        assert torch.allclose(ours.diagnostics[name], theirs.diagnostics[name], rtol=1e-6)
-
-
-def test_rank_ceiling_is_what_exact_embeddings_give() -> None:
-    wide, narrow = planted_model(), planted_model(embed_dim=24, num_heads=4)
-    images = planted_images()
-    assert psnr(oracle_inverse(wide, images), images).min() > 200
-    weight = narrow.patch_embed.proj.weight.detach().flatten(1)
-    projector = torch.linalg.pinv(weight) @ weight
-    expected = fold(projector @ unfold(narrow.normalize(images), 4, stride=4), 32, 4, stride=4)
-    expected = narrow.denormalize(expected).clamp(0, 1)
-    assert torch.allclose(oracle_inverse(narrow, images), expected, atol=1e-10)

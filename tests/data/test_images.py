@@ -23,7 +23,6 @@ from mjp_privacy.data import (
     load_images,
     made,
     open_images,
-    readable_subset,
     spread_subset,
 )
 from mjp_privacy.data.images import keep_apart
@@ -56,21 +55,6 @@ def test_subset_is_the_same_everywhere_and_differs_by_seed() -> None:
     assert {record.group for record in spread_subset(records, 3, 1)} == {"a", "b", "c"}
     with pytest.raises(UserError, match="got 0"):
         spread_subset(records, 0, 1)
-
-
-def test_a_limit_is_filled_from_files_that_are_images(tmp_path: Path) -> None:
-    folder = make_images(tmp_path / "in", ["a.png", "b.png", "c.png"])
-    for name in "bc":
-        (folder / f"{name}.png").write_bytes(b"")
-    source = open_images(folder)
-    chosen, reasons = readable_subset(source, source.records, 2, 0)
-    assert [record.image_id for record in chosen] == ["a.png"]
-    assert {record.image_id for record in reasons} == {"b.png", "c.png"}
-    assert readable_subset(source, source.records, None, 0)[1] == {}
-    (folder / "a.png").unlink()
-    source = open_images(folder)
-    with pytest.raises(UserError, match=r"[bc]\.png"):
-        readable_subset(source, source.records, 2, 0)
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])

@@ -49,18 +49,6 @@ def test_a_sample_is_a_copy_with_its_tables(folder: Path, tmp_path: Path) -> Non
     assert len({record.label for record in open_images(tmp_path / "two").records}) == 2
 
 
-def test_a_folder_that_is_not_empty_is_left_alone(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    assert run(folder, out) == 0
-    before = files_in(out)
-    assert run(folder, out) == 2
-    assert str(out) in capsys.readouterr().err
-    assert files_in(out) == before
-
-
 def test_the_choice_depends_on_the_seed_alone(folder: Path, tmp_path: Path) -> None:
     """Not on the order of files, on a zip, or on how ImageNet's files are laid out."""
 
@@ -87,6 +75,7 @@ def test_the_choice_depends_on_the_seed_alone(folder: Path, tmp_path: Path) -> N
 def test_unreadable_images_give_way_to_the_next(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "whole").mkdir()  # an empty one is as good as none
     assert run(folder, tmp_path / "whole") == 0
     broken = pd.read_csv(tmp_path / "whole" / "labels.csv")["file"][0]
     (folder / broken).write_bytes(b"")
@@ -126,6 +115,7 @@ def test_errors_of_the_user(
         (folder, "out", ["--per-class", "0"], "got 0"),
         (bad, "out", [], "x/a.png"),
         (folder, "flat/a.png", [], "flat/a.png"),
+        (folder, "bad", [], "bad"),  # which is not empty
         (folder, "in/out", [], "--from"),
         (folder, "s3://bucket/sample", ["--corrupt"], "s3:/bucket/sample"),
     ]:

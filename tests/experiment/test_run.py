@@ -1,34 +1,34 @@
-"""What a run leaves, from which every number can be made again: rows, pictures, cells, batches."""
+"""What a run leaves, from which every number can be made again: rows, pictures, cells, batches;
+what does not apply is said before, is a row with its reason, and is no failure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
 
 from attacks import ATTACKS
 from mjp_privacy import load_images, score
-from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import open_images
+from mjp_privacy.experiment import cell as cell_module
 from mjp_privacy.experiment import diagnostics
 from mjp_privacy.experiment import run as run_module
 from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER, gradient_fit
+from mjp_privacy.experiment.plan import NO_ONE_INPUT
+from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
-from mjp_privacy.metrics.matching import matched_patches, rearranged
-from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.jigsaw import Grid, draw_masks, shuffle_patches
 from tests.helpers import models
+from tests.helpers.families import checkpoint
 from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import (
     KEYS,
@@ -284,29 +284,19 @@ def test_the_residual_is_computed_where_it_decides_or_is_asked_for(
     assert {*found[found["metric"] == "gradient_residual"]["attack"]} == having
 
 
-# beside the scores: patches put back, the residual; masks and regions are golden rows -------------
-
-
-def puzzle(count: int = 3, gamma: float = 0.5) -> tuple[Tensor, ClientInput]:
-    plain, ids = models.some_images(count), [f"image {i}" for i in range(count)]
-    mask, permutation = draw_masks(ids, grid=Grid(4, 4), gamma=gamma, round=0, seed=1)
-    fed = shuffle_patches(plain, permutation, PATCH)
-    return plain, ClientInput(fed, models.some_labels(count), ids, mask, permutation)
-
-
-def view_of(inputs: ClientInput, against: str = "plain", **client: object) -> AttackerView:
-    model = models.tiny(unknown_embedding=True)
-    config = ClientConfig(**client)  # type: ignore[arg-type]
-    update = make_upload(model, [inputs], config, names=["pos_embed", RESIDUAL_OVER])
-    pixels = Pixels(32, model.card.mean, model.card.std)
-    return AttackerView(model, [update], pixels, inputs.labels, against)  # type: ignore[arg-type]
+# patches put back; masks and regions are golden rows, residuals are asked in tests/uploads --------
 
 
 @pytest.mark.parametrize("against", ["input", "plain"])
-def test_an_attack_that_knows_the_order_is_all_right(against: str) -> None:
-    plain, inputs = puzzle()
-    view, images = view_of(inputs, against), inputs.images if against == "input" else plain
-    known = Reconstruction(images, permutation=inputs.permutation)
+def test_an_attack_that_knows_the_order_is_all_right(against: Any) -> None:
+    plain, ids, model = models.some_images(3), ["a", "b", "c"], models.tiny(unknown_embedding=True)
+    mask, order = draw_masks(ids, grid=Grid(4, 4), gamma=0.5, round=0, seed=1)
+    inputs = ClientInput(
+        shuffle_patches(plain, order, PATCH), models.some_labels(3), ids, mask, order
+    )
+    view = AttackerView(model, [], Pixels(32, models.MEAN, models.STD), inputs.labels, against)
+    images = inputs.images if against == "input" else plain
+    known = Reconstruction(images, permutation=order)
     found = diagnostics.jigsaw(known, images, inputs, plain, view)
     assert found["jigsaw_direct"].tolist() == found["jigsaw_neighbour"].tolist() == [1] * 3
     left = Reconstruction(inputs.images, permutation=torch.arange(16).repeat(3, 1))
@@ -314,39 +304,102 @@ def test_an_attack_that_knows_the_order_is_all_right(against: str) -> None:
     assert (found["jigsaw_direct"] < 1).all()
     assert (found["oracle_permutation_psnr"] > 200).all()
     assert diagnostics.jigsaw(Reconstruction(images), images, inputs, plain, view) == {}
-    assert inputs.mask is not None  # the oracle's order is the best of the same patches
-    noisy = (inputs.images + 0.02).clamp(0, 1)
-    best = rearranged(noisy, matched_patches(noisy, plain, inputs.mask, PATCH), PATCH)
-    assert (psnr(best, plain) - 34).abs().max() < 0.7
-    assert (psnr(noisy, plain) < 20).all()
 
 
-def residual(view: AttackerView, images: Tensor, mask: Tensor | None) -> Tensor | None:
-    fit = gradient_fit(view, images, mask, [view.model])
-    return None if fit is None else fit.residual
+# foreseen -----------------------------------------------------------------------------------------
 
 
-def test_the_residual_is_zero_for_the_truth_and_large_for_anything_else() -> None:
-    plain, inputs = puzzle(4)
-    view = view_of(inputs)
-    for images, mask, low, high in (
-        (inputs.images, inputs.mask, 0, 1e-9),
-        (inputs.images.flip(0), inputs.mask, 0.1, 99),
-        (inputs.images, None, 0, 1e-6),  # the zero rows are the mask
-        (plain, None, 0, 1e-6),  # and the order does not matter
-        (inputs.images, models.some_masks(4), 1e-3, 99),
-    ):
-        found = residual(view, images, mask)
-        assert found is not None
-        assert found.shape == (4,)
-        assert ((low <= found) & (found < high)).all()
-    bare = replace(view.updates[0], grads={"pos_embed": view.updates[0].grads["pos_embed"]})
-    for less in (
-        view_of(inputs, batch=2),  # its order means nothing
-        replace(view, labels=None),
-        replace(view, updates=[bare]),
-    ):
-        assert residual(less, inputs.images, None) is None
+def foreseen(out: Path) -> list[str]:
+    """What a run said before it opened its models."""
+    lines = said(out).splitlines()
+    opened = next(at for at, line in enumerate(lines) if ", sha256 " in line)
+    return [line for line in lines[:opened] if line.startswith("not applicable: ")]
+
+
+CLIENTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "batch": {"batch": 2},
+    "withholds": {"withhold": ["pos_embed", "blocks.0.attn.qkv.weight"]},
+    "sine": {"positions": "sinusoidal"},
+    "adamw": {"upload": "weight_difference", "optimizer": "adamw", "steps": 2},
+}
+FORESEEN = [
+    *({"name": name} for name in ("april", "april_unk_aware", "patch_gradient", "grey")),
+    {"name": "april_prior", "options": {"prior": "stationary"}},
+    {"name": "mask_locator"},
+    {"name": "masked_span", "options": {"completion": "none"}},
+    {"name": "multi_round", "options": {"uploads": 2, "completion": "none"}},
+    {"name": "token_span", "options": {"completion": "none"}},
+]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_what_is_foreseen_is_what_happens(
+    client: str, tmp_path: Path, three: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a narrow, a plain, and an MJP model in every setting; nobody asks for the scores."""
+    monkeypatch.setattr(cell_module, "score", lambda *_: {})
+    unread = SimpleNamespace(at=lambda places: None)
+    monkeypatch.setattr(cell_module, "prepare", lambda *_, **__: unread)
+    models = {
+        "narrow": TINY | {"embed_dim": 12},
+        "ViT": TINY,
+        "MJP": {**TINY, "unknown_embedding": True, "dal": "linear"},
+        "no table": TINY | {"position_embedding": "strict"},
+    }
+    settings = ["b", "c"]
+    if client != "plain":  # the sine client cannot do without a learned table to replace
+        models, settings = {"MJP": models["MJP"]}, ["c"]
+    grid = [
+        {"models": [*models], "settings": ["a"]},
+        {"models": ["MJP"], "settings": settings, "gammas": [0.5]},
+    ]
+    config = one_cell(models=models, grid=grid, attacks=FORESEEN, block=2, client=CLIENTS[client])
+    summary = attack(three, tmp_path, config, limit=2)
+    assert not summary.failures
+    before = {line.split(": ", 3)[3]: int(line.split()[2]) for line in foreseen(tmp_path)}
+    refused: dict[str, set[str]] = {}
+    for entry in cells(tmp_path):
+        for status, reason in outcome(tmp_path, run_id=entry["run_id"]).values():
+            if status == "unsupported":
+                refused.setdefault(reason, set()).add(entry["run_id"])
+    assert before == {reason: len(of) for reason, of in refused.items()}
+    assert before
+    lines = "\n".join(foreseen(tmp_path))
+    assert (NO_ONE_INPUT.text in before) == (client == "plain")  # of two uploads in setting b
+    assert client != "batch" or ": april, " in lines
+    assert all(any(reason in line for line in summary.inapplicable) for reason in before)
+
+
+def test_recorded_uploads_are_foreseen_by_their_headers(recorded: Path, tmp_path: Path) -> None:
+    attacks = [{"name": "april"}, {"name": "patch_gradient"}, {"name": "multi_round"}]
+    experiment = load_experiment({"name": "again", "attacks": attacks})
+    summary = attack_uploads(experiment, recorded, tmp_path, device="cpu")
+    assert len(foreseen(tmp_path)) == len(summary.inapplicable) == 2
+    for name in ("april", "multi_round"):
+        (line,) = [line for line in foreseen(tmp_path) if f": {name}: " in line]
+        assert [told for told in summary.inapplicable if told.endswith(line.split(": ", 3)[3])]
+
+
+# networks of another family: their attacks stand among the golden rows ----------------------------
+
+
+def test_clients_of_plain_vits_are_refused(three: Path, tmp_path: Path) -> None:
+    models = {"resnet": {"checkpoint": str(checkpoint(tmp_path / "model", "resnet"))}}
+    clients: dict[str, dict[str, Any]] = {
+        "positions: own": {"positions": "sinusoidal"},
+        "adapters": {"lora": "{rank: 2, targets: [qkv]}"},
+        "client.mode: eval": {"mode": "train"},
+    }
+    entry = {"models": ["resnet"], "settings": ["a"]}
+    grid = [entry | {"client": client} for client in clients.values()]
+    matching = [{"name": "inverting_gradients", "options": {"steps": 3}}]
+    config = one_cell(models=models, attacks=matching, grid=grid)
+    attack(three, tmp_path / "run", config, limit=1)
+    for named, entry in zip(clients, cells(tmp_path / "run"), strict=True):
+        ((status, reason),) = outcome(tmp_path / "run", run_id=entry["run_id"]).values()
+        assert status == "unsupported"
+        assert named in reason
 
 
 # controls: what each gives stands among the golden rows -------------------------------------------

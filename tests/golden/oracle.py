@@ -104,8 +104,6 @@ CASES: Mapping[str, Case] = {
         trained=("J",),
     ),
 }
-OLD_RUN = Case(DRAWN, pictures=3, side=32, broken=1, exit_code=3)
-"""The case of oracle/old_run.zip."""
 UNKNOWN = "b1s1_r00001_002"
 """Of the recorded uploads, those of a picture whose labels and truth nobody knows."""
 CHANGED: Mapping[str, Mapping[str, Any]] = {
@@ -117,7 +115,7 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
 
 def inputs(name: str, place: Path) -> Path:
     """Make what a case reads in an empty folder, and return the folder."""
-    case = CASES.get(name, OLD_RUN)
+    case = CASES[name]
     draw(place / "pictures", case.pictures, case.side, case.labelled)
     if case.broken is not None:
         path = place / "pictures" / f"{case.broken}.png"
@@ -165,7 +163,7 @@ def draw(folder: Path, count: int, side: int, labelled: bool, first: int = 0) ->
 
 def command(name: str, place: Path, out: Path, workers: int = 0) -> list[str]:
     """The words after `mjp`; workers: how many processes attack, 0: the command's own."""
-    case, config = CASES.get(name, OLD_RUN), str(HOME / f"{name}.yaml")
+    case, config = CASES[name], str(HOME / f"{name}.yaml")
     by = {"engine": "local", "workers": str(workers)} if workers else {"engine": "here"}
     prefix = "attack." if case.federation else ""
     engine = [word for key, value in by.items() for word in (f"--{prefix}{key}", value)]
@@ -181,13 +179,13 @@ def run(name: str, place: Path, out: Path, workers: int = 0) -> Path:
     place    the folder that `inputs` made
     workers  of the engine `local`, in place of this process
     """
-    call(command(name, place, out, workers), CASES.get(name, OLD_RUN).exit_code)
+    call(command(name, place, out, workers), CASES[name].exit_code)
     return run_folder(name, out)
 
 
 def run_folder(name: str, out: Path) -> Path:
     """Where the attacked run is of a command with this --out."""
-    return out / "attack" if name in CASES and CASES[name].federation else out
+    return out / "attack" if CASES[name].federation else out
 
 
 def call(words: Sequence[str], exit_code: int = 0, thread: bool = False) -> None:

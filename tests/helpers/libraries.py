@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mjp_privacy.models import load_model
-
 SIDE, PATCH, DIM, DEPTH, HEADS, CLASSES = 32, 4, 96, 2, 4, 10
 OUTPUTS = 40  # of CLIP's projection
 
@@ -48,22 +46,6 @@ def timm_vit(**changes: Any) -> nn.Module:
     timm = library("timm.models.vision_transformer")
     sizes = {"img_size": SIDE, "patch_size": PATCH, "embed_dim": DIM, "depth": DEPTH}
     return timm.VisionTransformer(**{**sizes, "num_heads": HEADS, "num_classes": CLASSES} | changes)
-
-
-def mjp_vit() -> nn.Module:
-    """This package's ViT with E_unk, under timm's names."""
-    return load_model(
-        checkpoint="random",
-        img_size=SIDE,
-        patch_size=PATCH,
-        embed_dim=DIM,
-        depth=DEPTH,
-        num_heads=HEADS,
-        num_classes=CLASSES,
-        mean=0.5,
-        std=0.5,
-        unknown_embedding=True,
-    )
 
 
 def torchvision_vit() -> nn.Module:

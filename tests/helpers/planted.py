@@ -16,7 +16,7 @@ from mjp_privacy.client.feeding import SETTINGS, Feeding
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels, Reconstruction
-from mjp_privacy.metrics.pictures import psnr, quantise
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.mjp_vit import with_closed_form_block
@@ -69,29 +69,6 @@ def solved(view: AttackerView, name: str, *, seed: int = 0, **options: object) -
     assert attack.unsupported(view) is None
     made: Reconstruction = attack.run(view, generator=torch.Generator().manual_seed(seed))
     return made
-
-
-def attacked(
-    name: str,
-    options: dict[str, object],
-    model: LoadedModel,
-    setting: str,
-    images: int = IMAGES,
-    *,
-    gamma: float = 0.27,
-    eight_bit: bool = False,
-) -> Tensor:
-    """PSNR (m,) against the setting's image, capped at 100 dB. eight_bit: of pixels that are
-    multiples of 1/255, as decoded pictures have them."""
-    attack = find_attack(name, options)
-    planted = planted_images(images, model.card.img_size)
-    planted = quantise(planted) if eight_bit else planted
-    view, inputs = planted_view(model, attack, setting, images=planted, gamma=gamma)
-    assert attack.unsupported(view) is None
-    found = attack.run(view, generator=torch.Generator())
-    assert found.images is not None
-    target = planted if view.against == "plain" else inputs.images
-    return psnr(found.images, target).clamp(max=100)
 
 
 def best(found: Tensor, truth: Tensor) -> Tensor:

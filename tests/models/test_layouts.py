@@ -16,9 +16,9 @@ from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import LAYOUTS, recognised
 from mjp_privacy.models.live.modules import load_module
-from tests.helpers.libraries import SOURCES, mjp_vit, randomised
+from tests.helpers.libraries import SOURCES, randomised
 from tests.helpers.models import planted_model
-from tests.helpers.planted import attacked, planted_view
+from tests.helpers.planted import planted_images, planted_view, solved
 
 OLD_BLOCK = "vit.encoder.layer.3."
 
@@ -91,13 +91,13 @@ REASONS = {  # a refusal's kind, and the words that stand for it in the table
     "block": "ln_pre",
     "model": "distillation token",
 }
-TINY_PRIOR = {"prior": "stationary"}
 
 
 @cache
 def network(layout: str) -> LoadedModel:
-    built = mjp_vit() if NETWORKS[layout] == "MJP" else SOURCES[NETWORKS[layout]].build()
-    return load_module(randomised(built), mean=0.5, std=0.5).double()
+    if layout == "official_mjp":
+        return planted_model(unknown_embedding=True)
+    return load_module(randomised(SOURCES[NETWORKS[layout]].build()), mean=0.5, std=0.5).double()
 
 
 def refused(layout: str) -> str:
@@ -124,30 +124,11 @@ def test_readme_prints_what_the_attacks_say() -> None:
     assert printed == expected, f"expected this table in {README.name}:\n{expected}"
 
 
-FEW = {"img_size": 16}  # 16 patches: block 0's equations determine them at width 96
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [{}, {"distillation_token": True}, {"patch_bias": False}, {"qkv_bias": False}],
-    ids=["plain", "distilled", "no patch bias", "no qkv bias"],
-)
-def test_block_0_counts_the_tokens_that_it_sees(variant: dict[str, bool]) -> None:
-    model = planted_model(**FEW, **variant)
-    assert attacked("token_span", TINY_PRIOR, model, "a", 2).min() > 99
-    if variant == {"patch_bias": False}:
-        for name, options in (("april", {}), ("april_prior", TINY_PRIOR)):
-            assert attacked(name, options, planted_model(**variant), "a", 1).min() > 99
-
-
 def test_a_masked_upload_of_clip_does_without_block_0() -> None:
     """A network as CLIP's has no equations of block 0 that masked_span could use."""
-    model, pictures = planted_model(**FEW, unknown_embedding=True, pre_norm=True), []
-    for tokens in (True, False):
-        attack: Any = find_attack("masked_span", {**TINY_PRIOR, "tokens": tokens})
-        view, inputs = planted_view(model, attack, "b")
-        assert attack.unsupported(view) is None
-        pictures.append(attack.run(view, generator=torch.Generator()).images)
+    model = planted_model(img_size=16, unknown_embedding=True, pre_norm=True)
+    view, inputs = planted_view(model, find_attack("masked_span"), "b")
+    pictures = [solved(view, "masked_span", tokens=tokens).images for tokens in (True, False)]
     (used, unused), fed = pictures, inputs.images
     assert torch.equal(used, unused)
     assert bool((psnr(unused, fed) > psnr(torch.full_like(fed, 0.5), fed) + 2).all())
@@ -157,5 +138,6 @@ def test_a_masked_upload_of_clip_does_without_block_0() -> None:
     "variant", [{"pre_norm": True, "patch_bias": False}, {"distillation_token": True}]
 )
 def test_several_masked_uploads_of_clip_and_deit_are_exact(variant: dict[str, bool]) -> None:
-    model = planted_model(unknown_embedding=True, **variant)
-    assert attacked("multi_round", {**TINY_PRIOR, "uploads": 8}, model, "c", 1).min() > 99
+    model, images = planted_model(unknown_embedding=True, **variant), planted_images(1)
+    view, _ = planted_view(model, find_attack("multi_round", {"uploads": 8}), "c", images=images)
+    assert psnr(solved(view, "multi_round", uploads=8).images, images).min() > 99

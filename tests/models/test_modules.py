@@ -275,16 +275,6 @@ def normed_weights() -> nn.Module:
     return module
 
 
-class Fixed(Flattened):
-    """One whose table of positions is no parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        table = self.pos.detach()
-        del self.pos
-        self.register_buffer("pos", table)
-
-
 class TwoTables(Upended):
     """One with a second table of positions, of which none is of the patches in order."""
 
@@ -321,7 +311,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {  # a
     "layer scale": (lambda: timm_vit(init_values=0.1), HEADS, "blocks.0.ls1.gamma"),
     "normalises": (lambda: nn.Sequential(nn.InstanceNorm2d(3), timm_vit()), {}, "Sequential"),
     "bent patches": (lambda: Flattened(nn.Tanh()), {}, "embed.1"),
-    "no side": (Fixed, {}, "img_size"),
     "four channels": (lambda: timm_vit(in_chans=4), {}, "VisionTransformer"),
     "answer": (lambda: Wrapped(lambda x: x[:, :3]), HEADS, "Wrapped"),
     "failure": (lambda: Wrapped(fails), {}, "RuntimeError"),
@@ -374,11 +363,11 @@ def test_random_layers_are_refused_however_torch_is_seeded(wrap: Callable[..., n
 WIDE = {"hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 3}
 
 
-def dinov2(kind: str, side: int = 56, **more: Any) -> nn.Module:
-    """transformers' Dinov2 with random weights, whose table is for pictures of this side."""
+def dinov2(kind: str, **more: Any) -> nn.Module:
+    """transformers' Dinov2 with random weights, whose table is for pictures of 56 px."""
     transformers = library("transformers")
     config = "Dinov2WithRegistersConfig" if "Registers" in kind else "Dinov2Config"
-    settings = getattr(transformers, config)(image_size=side, patch_size=14, **WIDE, **more)
+    settings = getattr(transformers, config)(image_size=56, patch_size=14, **WIDE, **more)
     return getattr(transformers, kind)(settings).eval()  # type: ignore[no-any-return]
 
 
@@ -386,12 +375,6 @@ def siglip() -> nn.Module:
     transformers = library("transformers")
     vision = {"image_size": 64, "patch_size": 16, "intermediate_size": 384, **WIDE}
     return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**vision)).eval()  # type: ignore[no-any-return]
-
-
-def stretching() -> nn.Module:
-    """timm's network, which stretches a table for 112 px to its pictures."""
-    options = {"img_size": 112, "dynamic_img_size": True, "num_classes": 9, "depth": 2}
-    return timm.create_model("eva02_tiny_patch14_224", **options).eval()  # type: ignore[no-any-return]
 
 
 CLASSIFIER, TOKENS = "Dinov2ForImageClassification", "token_peeling"
@@ -408,9 +391,7 @@ OWN_FORWARD: dict[str, tuple[Callable[[], nn.Module], int, int | None]] = {
     CLASSIFIER: (lambda: dinov2(CLASSIFIER, num_labels=5), 56, None),
     "Dinov2WithRegistersModel": (lambda: dinov2("Dinov2WithRegistersModel"), 56, None),
     "SiglipVisionModel": (siglip, 64, None),
-    "stretched by transformers": (lambda: dinov2(CLASSIFIER, 112, num_labels=5), 56, 56),
     "stretched when told to": (vit_of_64_pixels, 32, 32),
-    "stretched by timm": (stretching, 56, 56),
 }
 
 
@@ -628,13 +609,3 @@ def test_what_a_network_with_its_own_forward_cannot(tmp_path: Path) -> None:
     leaked(module, 56, attacks=["patch_gradient"])
     with pytest.raises(UserError, match=CLASSIFIER):  # no file says all that it takes
         save_upload(tmp_path, module, mean=0.5, std=0.5)
-
-
-def test_pixels_that_no_patch_covers_are_left_out() -> None:
-    """30 px are 7 patches of 4 px and two pixels that the convolution never sees."""
-    net = timm_vit(img_size=30, class_token=False, global_pool="avg").eval()
-    copy = loaded(net)
-    assert isinstance(copy, TimmNetwork)
-    assert (copy.grid, copy.card.img_size) == ((7, 7), 28)
-    x = torch.randn(1, 3, 30, 30)
-    torch.testing.assert_close(copy(x[..., :28, :28]), net(x))

@@ -286,19 +286,25 @@ def test_a_grid_and_noise_are_told_apart_and_all_files_are_the_same_again(
     with torch.no_grad():
         model.table.copy_(torch.randn(1, 17, 24, generator=torch.Generator().manual_seed(1)))
     noisy = saved(tmp_path / "noisy.safetensors", model)
+    exposed = tiny(torch.float32, position_embedding="exposed")
+    bare = saved(tmp_path / "bare.safetensors", exposed, position_embedding="exposed")
     images = class_folders(tmp_path / "images", images=2, side=40)
     (images / "class_0" / "000.png").write_bytes(b"no image")
     outs = [tmp_path / "one", tmp_path / "two"]
     for out in outs:
-        rows = analyse(f"{LABEL}={linear_one}", f"MJP={noisy}", "--images", images, out=out, code=3)
+        words = (f"{LABEL}={linear_one}", f"MJP={noisy}", bare, "--images", images)
+        rows = analyse(*words, out=out, code=3)
         printed, said = capsys.readouterr()
         assert "class_0/000.png" in said
-        assert len(printed.splitlines()) == 9  # heads, rule, models, noise, the paper's, a path
+        assert len(printed.splitlines()) == 10  # heads, rule, models, noise, the paper's, a path
     noise = [("noise", "N(0, 1), not trained")] * 10
     paper = [("paper", n) for n in ("DeiT-S", "DeiT-S+MJP", "DeiT-S+MJP (DAL-LN)")]
     by_kind = [(row["kind"], row["label"]) for row in rows]
-    assert by_kind == [("model", f"'{LABEL}"), ("model", "MJP"), *noise, *paper]
-    grid, drawn = rows[:2]
+    models = [("model", label) for label in (f"'{LABEL}", "MJP", "bare")]
+    assert by_kind == [*models, *noise, *paper]
+    grid, drawn, without = rows[:3]
+    assert without["mae_2d"] == without["grid"] == ""
+    assert float(without["head_diversity"]) > 0
     assert [float(grid[f"variance_{k}"]) for k in (3, 7)] == pytest.approx([100, 100])
     assert float(grid["mae_2d"]) == pytest.approx(0, abs=1e-5)
     assert grid["dimensions_for_90"] in ("1", "2")
@@ -307,7 +313,7 @@ def test_a_grid_and_noise_are_told_apart_and_all_files_are_the_same_again(
     assert len({*shares}) == 10
     assert (grid["images"], grid["grid"], grid["width"]) == ("5", "4", "24")
     texts = {"analysis.md", "analysis.csv"}
-    pictures = {"analysis.png", "attention_1.png", "attention_2.png"}
+    pictures = {"analysis.png", *(f"attention_{at}.png" for at in (1, 2, 3))}
     assert {path.name for path in outs[0].iterdir()} == texts | pictures
     for name in texts:
         assert (outs[0] / name).read_bytes() == (outs[1] / name).read_bytes()
@@ -318,29 +324,6 @@ def test_a_grid_and_noise_are_told_apart_and_all_files_are_the_same_again(
     text = (outs[0] / "analysis.md").read_text(encoding="utf-8")
     assert "| @a\\|$x^$&lt;script&gt;\\[b\\](c) " in text
     assert "<script>" not in text
-
-
-@pytest.mark.nightly
-def test_a_model_without_position_embeddings_or_of_another_grid_beside_others(
-    linear_one: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    exposed = tiny(torch.float32, position_embedding="exposed")
-    without = saved(tmp_path / "without.safetensors", exposed, position_embedding="exposed")
-    out, new = tmp_path / "out", tmp_path / "new"
-    row = analyse(linear_one, without, "--limit", 2, out=out)[1]
-    assert row["mae_2d"] == row["grid"] == ""
-    assert float(row["head_diversity"]) > 0
-    larger = saved(tmp_path / "larger.safetensors", tiny(torch.float32, img_size=48), resize=48)
-    for named, words, where in (
-        (str(out), [without], out),
-        ("without", [without], new),
-        ("--img-size", [linear_one, larger], new),
-    ):
-        refused(capsys, named, "analyse", *words, "--out", where)
-        assert not new.exists()
-    analyse(linear_one, larger, "--limit", 2, "--img-size", 32, out=new)
-    text = (new / "analysis.md").read_text(encoding="utf-8")
-    assert "larger: pos_embed resampled from 6×6 to 4×4" in text
 
 
 @pytest.mark.nightly
@@ -364,6 +347,8 @@ def test_mistakes_are_said_without_a_traceback(
     for path in class_folders(tmp_path / "spoiled", images=1, side=40).rglob("*.png"):
         path.write_bytes(b"no image")
     Path("words.txt").write_text("no weights")
+    exposed = tiny(torch.float32, position_embedding="exposed")
+    saved(Path("bare.safetensors"), exposed, position_embedding="exposed")
     for named, *words in (
         ("nowhere.pth", "nowhere.pth"),
         ("cifar_vit?", "cifar_vitt"),
@@ -374,6 +359,9 @@ def test_mistakes_are_said_without_a_traceback(
         ("--images", "cifar_vit", "--images", "spoiled"),
         ("--out", "cifar_vit", "--images", "."),
         ("words.txt", "words.txt"),
+        ("bare", "bare.safetensors"),
+        ("--img-size", "cifar_vit", "bare.safetensors"),
         ("mjp analyse",),
     ):
         refused(capsys, named, "analyse", *words, "--out", "out")
+    refused(capsys, "spoiled", "analyse", "cifar_vit", "--out", "spoiled")

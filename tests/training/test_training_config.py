@@ -99,12 +99,6 @@ def test_the_recipe_is_table_7() -> None:
     assert taking == ["vit_mjp", "vit_paper_positions"]
 
 
-def test_tables_1_3_and_4_print_the_same_of_the_same_models() -> None:
-    for place, row in ((2, TABLE4["A"]), (3, TABLE4["J"])):
-        assert (row.top1, row.consistency) == (TABLE1[place].top1, TABLE1[place].consistency)
-    assert TABLE3[0.03].diff_norm == TABLE1[3].diff_norm
-
-
 # presets ------------------------------------------------------------------------------------------
 
 

@@ -114,30 +114,26 @@ MIXED = {"recipe": {"batch": 9}, "augmentation": {"mixup": 0.8}}
 HERE = {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
 
 
-@pytest.mark.parametrize(
-    ("place", "changes", "named"),
-    [
-        ({"WORLD_SIZE": "0"}, {}, "WORLD_SIZE"),
-        ({"WORLD_SIZE": "2"}, {}, "torchrun"),
-        ({"WORLD_SIZE": "2", **HERE, "MASTER_PORT": "99999999"}, {}, "torchrun"),
-        ({"WORLD_SIZE": "2", "LOCAL_RANK": "1", "device": "cuda"}, {}, "--nproc_per_node=1"),
-        ({"WORLD_SIZE": "4"}, {}, "--batch 4"),
-        ({"WORLD_SIZE": "3"}, MIXED, "--batch 6"),
-    ],
-)
 def test_an_environment_that_torchrun_does_not_make_is_a_mistake(
-    monkeypatch: pytest.MonkeyPatch,
-    data: Path,
-    tmp_path: Path,
-    place: dict[str, str],
-    changes: dict[str, Any],
-    named: str,
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for name in ("LOCAL_RANK", *HERE):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in place.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=named):
-        train(small(**changes), data=data, out=tmp_path / "run", device=place.get("device", "cpu"))
+    two = {"WORLD_SIZE": "2"}
+    cases: list[tuple[dict[str, str], dict[str, Any], str]] = [
+        ({"WORLD_SIZE": "0"}, {}, "WORLD_SIZE"),
+        (two, {}, "torchrun"),
+        (two | HERE | {"MASTER_PORT": "99999999"}, {}, "torchrun"),
+        (two | {"LOCAL_RANK": "1", "device": "cuda"}, {}, "--nproc_per_node=1"),
+        ({"WORLD_SIZE": "4"}, {}, "--batch 4"),
+        ({"WORLD_SIZE": "3"}, MIXED, "--batch 6"),
+    ]
+    for place, changes, named in cases:
+        with monkeypatch.context() as patch:
+            for name in ("LOCAL_RANK", *HERE):
+                patch.delenv(name, raising=False)
+            for name, value in place.items():
+                patch.setenv(name, value)
+            given = {"data": data, "out": tmp_path / "run", "device": place.get("device", "cpu")}
+            with pytest.raises(UserError, match=named):
+                train(small(**changes), **given)  # type: ignore[arg-type]

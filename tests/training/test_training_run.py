@@ -95,6 +95,8 @@ def test_a_run_learns_colours_and_exports_what_it_trained(here: dict[str, Any]) 
 
 
 BARE = {"unknown_embedding": False, "dal": "none"}
+
+
 KINDS: list[dict[str, Any]] = [
     {"model": {"dal": "linear"}},
     {"model": {"dal": "pca"}},
@@ -439,16 +441,17 @@ WRONG: dict[str, tuple[str, Change]] = {
 }
 
 
-@pytest.mark.parametrize(("named", "change"), WRONG.values(), ids=WRONG)
-def test_a_checkpoint_that_is_wrong_is_named(
-    here: dict[str, Any], run: Path, named: str, change: Change
-) -> None:
+def test_a_checkpoint_that_is_wrong_is_named(here: dict[str, Any], run: Path) -> None:
     """Any bit of one: tests/inputs/test_readers.py."""
-    change(run / "checkpoint.pt")
-    with pytest.raises(UserError) as caught:
-        train(small(), **here)
-    assert named in str(caught.value)
-    assert "checkpoint.pt" in str(caught.value)
+    path = run / "checkpoint.pt"
+    whole = path.read_bytes()
+    for kind, (named, change) in WRONG.items():
+        path.write_bytes(whole)
+        change(path)
+        with pytest.raises(UserError) as caught:
+            train(small(), **here)
+        assert named in str(caught.value), kind
+        assert "checkpoint.pt" in str(caught.value), kind
     assert (run / "model.safetensors").is_file()
 
 
@@ -475,27 +478,23 @@ def test_damaged_lines_of_the_journal_are_left_out_and_said(
     assert b"\xff" not in path.read_bytes()
 
 
-@pytest.mark.parametrize("damage", LAST_LINE_LOST.values(), ids=LAST_LINE_LOST)
 def test_a_last_line_that_is_lost_is_named_and_written_again(
-    here: dict[str, Any],
-    run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    damage: Callable[[bytes], bytes],
+    here: dict[str, Any], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = run / "metrics.jsonl"
+    path, words = run / "metrics.jsonl", ["curves", str(run), "--out", str(tmp_path / "out")]
     before = path.read_bytes()
-    path.write_bytes(damage(before))
-    words = ["curves", str(run), "--out", str(tmp_path / "out")]
-    assert main(words) == 3
-    (said,) = capsys.readouterr().err.splitlines()
-    assert str(path) in said
-    train(small(), **here)
-    assert path.read_bytes() == before
-    assert main(words) == 0
+    for how, damage in LAST_LINE_LOST.items():
+        path.write_bytes(damage(before))
+        assert main(words) == 3, how
+        (said,) = capsys.readouterr().err.splitlines()
+        assert str(path) in said
+        train(small(), **here)
+        assert path.read_bytes() == before, how
+        assert main(words) == 0
+        capsys.readouterr()
 
 
-def test_curves_are_drawn_once_and_over_nobodys_files(
+def test_curves_are_drawn_once_over_nobodys_files_and_not_of_nothing(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of trainings alone; an earlier picture is replaced."""
@@ -505,6 +504,11 @@ def test_curves_are_drawn_once_and_over_nobodys_files(
     assert [main(["curves", str(run), "--out", str(out)]) for _ in range(2)] == [0, 0]
     (out / "photo.png").touch()
     refused(capsys, "photo.png", "curves", run, "--out", out)
+    refused(capsys, "got none", "curves", "--out", tmp_path / "new")
+    for wrong in (b"", NOISE, b'{"step": 1, "epoch": 1}\n'):
+        (run / "metrics.jsonl").write_bytes(wrong)
+        refused(capsys, "metrics.jsonl", "curves", run, "--out", tmp_path / "new")
+    assert not (tmp_path / "new" / "curves.png").exists()
 
 
 def test_a_folder_of_another_command_is_no_trainings(
@@ -519,17 +523,3 @@ def test_a_folder_of_another_command_is_no_trainings(
         refused(capsys, str(folder), "train", config, "--data", data, "--out", folder)
         refused(capsys, str(folder), "curves", folder, "--out", tmp_path / "out")
         assert [path.name for path in folder.iterdir()] == [file]
-
-
-@pytest.mark.parametrize("content", [None, b"", NOISE, b'{"step": 1, "epoch": 1}\n'])
-def test_curves_of_nothing_are_refused(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
-) -> None:
-    if content is not None:
-        (run / "metrics.jsonl").write_bytes(content)
-    runs = [str(run)] if content is not None else []
-    assert main(["curves", *runs, "--out", str(tmp_path / "out")]) == 2
-    printed = capsys.readouterr().err
-    assert "metrics.jsonl" in printed or content is None
-    assert printed.count("\n") == 1
-    assert not (tmp_path / "out" / "curves.png").exists()
