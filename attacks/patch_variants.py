@@ -119,7 +119,7 @@ class PatchIntegers(PatchPriorAttack):
 
     A^T X = G leaves N - D + 1 directions of X open, since behind LayerNorms the rows of A are
     orthogonal to ones. But each pixel's N values are whole (`lattice.integers`), which also tells
-    what the errors of an upload leave open. Pixels that stay in doubt are as `patch_prior` has them.
+    what errors of an upload leave open. Pixels that stay in doubt are as `patch_prior` has them.
     """
 
     name: ClassVar[str] = "patch_integers"
