@@ -82,6 +82,11 @@ _attack("april_unk_aware", "april:UnknownAwareApril", "april, knowing MJP's unkn
 _attack("april_prior", "april:AprilPrior", "april's equations with a picture prior")
 _attack("patch_prior", "patch_variants:PatchPriorAttack", "patch_gradient with a prior, for noise")
 _attack(
+    "patch_integers",
+    "patch_variants:PatchIntegers",
+    "patch_gradient of more patches than the width, in levels of 8 bits",
+)
+_attack(
     "masked_span", "masked_span:MaskedSpan", "knows MJP: span of the masked patches, and a prior"
 )
 _attack(

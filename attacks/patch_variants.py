@@ -33,12 +33,14 @@ from attacks.equations import PATCH_SYSTEM, TABLE
 from attacks.equations.filling import wanted
 from attacks.equations.patch_system import (
     PatchSystem,
+    certain_of,
     error_of,
     lacks_gradients,
     lacks_patch_system,
     lacks_positions,
     located,
     minimum_norm_solve,
+    normalisation,
     patch_system,
     per_image,
     pictures,
@@ -48,6 +50,7 @@ from attacks.equations.patch_system import (
 )
 from attacks.equations.sent_gradients import rounding_error, weight_rounding
 from attacks.jigsaw import border_costs, solve
+from attacks.lattice.integers import OPEN, whole_columns
 from attacks.patch_gradient import PatchGradient
 from attacks.prior.files import patch_moments
 from attacks.prior.gaussian import PatchPrior, noise_by_direction, posterior_patches
@@ -75,8 +78,15 @@ class PatchPriorAttack(PatchGradient):
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Posterior mean of every patch under the prior and the measured noise."""
+        system = patch_system(view, view.updates[0])
+        return solution(view, system, *self.posterior(view, system)[:2])
+
+    def posterior(
+        self, view: AttackerView, system: PatchSystem
+    ) -> tuple[Tensor, Tensor, PatchPrior, Tensor]:
+        """The mean patches (n, N, p), the singular values of the rows, the prior, and the noise
+        (n, k) by its directions."""
         update = view.updates[0]
-        system = patch_system(view, update)
         mean, covariance = patch_moments(self.prior, view.model.patch_size, view.pixels)
         prior = PatchPrior(mean.to(system.rows), covariance.to(system.rows))
         errors = [error_of(update, name) for name in PATCH_SYSTEM]
@@ -85,8 +95,78 @@ class PatchPriorAttack(PatchGradient):
             steps = [weight_rounding(update, rounding_error(w, update.dtype)) for w in stored]
             errors = [torch.hypot(e, step) for e, step in zip(errors, steps, strict=True)]
         noise = noise_by_direction(system.rows, system.total, prior, update.dtype, *errors)
-        patches, values = posterior_patches(system.rows, system.total, prior, noise, own_mean=True)
-        return solution(view, system, patches, values)
+        solved = posterior_patches(system.rows, system.total, prior, noise, own_mean=True)
+        return *solved, prior, noise
+
+
+# more patches than the width, in 8 bits -----------------------------------------------------------
+
+OPEN_AT_MOST = 36
+"""Directions that gradients may leave open; of more the lattice's basis is not short enough."""
+SURE = 0.25
+"""On the way to another vector, up to which a pixel's levels are taken for the client's. Numbers
+that are not whole are that near in each of two dozen places once in 2^24."""
+EXACTLY = 1e-4  # of a level; gradients of double precision tell no more than that here
+NOT_WHOLE = (
+    "levels of 8 bits do not solve the patch equations: the client's pixels are no multiples of "
+    "1/255 under the declared mean and std, or errors of its gradient hide them"
+)
+
+
+@dataclass(frozen=True)
+class PatchIntegers(PatchPriorAttack):
+    """The system of `patch_gradient` where patches outnumber the width, solved in levels of 8 bits.
+
+    A^T X = G leaves N - D + 1 directions of X open, since behind LayerNorms the rows of A are
+    orthogonal to ones. But each pixel's N values are whole (`lattice.integers`), which also tells
+    what errors of an upload leave open. Pixels that stay in doubt are as `patch_prior` has them.
+    """
+
+    name: ClassVar[str] = "patch_integers"
+    traits: ClassVar[tuple[str, ...]] = ("8 bit", "noise", "public photographs", "patches")
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Too many patches, a batch, or what keeps `patch_prior` from it; None if nothing does."""
+        refusal = super().unsupported(view)
+        left = view.model.grid.patches + 1 - view.model.embed_dim
+        if refusal is None and left > OPEN_AT_MOST:
+            text = f"N - D + 1 = {left} > {OPEN_AT_MOST}: so many directions of patches are open"
+            return Refusal("underdetermined", text)
+        if refusal is None and (batch := view.updates[0].batch) > 1:
+            text = f"the pixels of {batch} pictures are mixed; batch 1 is needed"
+            return Refusal("batch", text)
+        return refusal
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """Solve the first upload; a picture most of whose levels nothing tells has a reason."""
+        system = patch_system(view, view.updates[0])
+        patches, values, prior, noise = self.posterior(view, system)
+        scale, zero = (255 * n for n in normalisation(view.pixels, view.model.patch_size, patches))
+        levels = patches * scale + zero
+        sure = torch.zeros_like(levels[:, 0], dtype=torch.bool)  # (n, p)
+        unit, spread = scale.mean().square(), prior.covariance.diagonal().mean()
+        for step in (~system.hidden.any(-1)).nonzero().flatten().tolist():
+            with image(step):
+                directions, sizes, _ = torch.linalg.svd(system.rows[step])
+                known = torch.full_like(directions[0], 1 / spread)
+                known[: len(sizes)] += sizes.square() / noise[step].mean()
+                variance = unit / known + EXACTLY**2
+                if int((variance > OPEN**2).sum()) > OPEN_AT_MOST:
+                    continue
+                covariance = (directions * variance) @ directions.mT
+                found = whole_columns(levels[step].cpu().numpy(), covariance.cpu().numpy())
+                sure[step] = torch.from_numpy(found.doubt <= SURE).to(sure)
+                whole = torch.from_numpy(found.values).to(levels)
+                levels[step] = torch.where(sure[step], whole, levels[step])
+        solved = solution(view, system, (levels - zero) / scale, values)
+        reasons = {at: NOT_WHOLE for at, share in enumerate(sure.double().mean(1)) if share < 0.5}
+        masked = system.hidden.any(-1).nonzero().flatten().tolist()
+        certain = certain_of(view, (levels - zero) / scale, sure.all(1))
+        return Reconstruction(
+            solved.images,
+            diagnostics={**solved.diagnostics, **certain},
+            inapplicable={**reasons, **dict.fromkeys(masked, MASKED)},
+        )
 
 
 # an unshuffled step -------------------------------------------------------------------------------

@@ -92,6 +92,11 @@ LINES = (
     AttackTarget("april_prior", (*APRIL, "unk_embed"), STATIONARY, mjp=13.1, **ALONE),
     AttackTarget("patch_gradient", TABLE, mjp=10.5, any_batch=True),
     AttackTarget("patch_prior", TABLE, STATIONARY, mjp=13.8, any_batch=True),
+    AttackTarget(
+        *("patch_integers", TABLE, STATIONARY),
+        **{"plain": True, "nothing_under_mjp": True, "any_batch": False, "eight_bit": True},
+        **{"model": LARGE_PATCHES | {"embed_dim": 20}, "images": 2},
+    ),
     AttackTarget("plain_step", TABLE, {"uploads": 2}, **ONLY_UNMASKED),
     AttackTarget("patch_jigsaw", TABLE, {"uploads": 2}, **ONLY_UNMASKED),
     AttackTarget("mask_locator", ("pos_embed",), pictures=False, any_batch=True),

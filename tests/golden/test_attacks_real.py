@@ -169,6 +169,22 @@ def test_patch_gradient_is_exact_on_the_unmodified_model(shared_data: Path) -> N
     assert run(shared_data, stored(shared_data), "patch_gradient", "a").psnr.mean() >= 125
 
 
+def test_more_patches_than_the_width_are_exact_in_8_bits(shared_data: Path) -> None:
+    """At 224 px 196 patches and a width of 192, of pixels of 8 bits; of others nothing is said."""
+    pictures, attack = photographs(shared_data, 224, 4), find_attack("patch_integers")
+    model = real_model(shared_data, 224, masks=False)
+    view, fed = planted_view(model, attack, "a", **vars(pictures))
+    assert attack.unsupported(view) is None
+    found = attack.run(view, generator=torch.Generator())
+    assert torch.equal(quantise(found.images.double()), quantise(fed.images.double()))
+    assert found.diagnostics["certain"].tolist() == [1] * 4
+    between = replace(pictures, images=0.9 * pictures.images)
+    view, _ = planted_view(model, attack, "a", **vars(between))
+    found = attack.run(view, generator=torch.Generator())
+    assert sorted(found.inapplicable) == [*range(4)]
+    assert found.diagnostics["certain"].tolist() == [0] * 4
+
+
 def test_masks_are_read_off_the_upload(shared_data: Path) -> None:
     found = run(shared_data, stored(shared_data), "mask_locator", "c")
     assert torch.equal(found.found.mask, found.inputs.mask)

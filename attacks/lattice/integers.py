@@ -1,0 +1,73 @@
+r"""Whole numbers of which a linear system knows too little: integer least squares.
+
+Each column x (N,) of a table is Gaussian with a mean of its own and one covariance C, as of N
+patches' values of one pixel, given their gradients. Most directions of it are known to a small
+fraction of 1, a few hardly at all: where patches outnumber the network's width. But x is whole, and
+Z^N has few vectors near the known directions: with R^T R = C^-1, x is the vector of the lattice
+spanned by R's columns that is nearest to R mean. LLL shortens that basis once for all columns, and
+Babai's nearest plane finds each (Lenstra, Lenstra, Lovász 1982; Babai 1986; Teunissen 1995).
+
+Only some of the N numbers enter the lattice, three times as many as directions are open and a few
+more; what is left of the others' covariance, once those are known, is far below 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from attacks.lattice.cost import Reals, lll
+from mjp_privacy.core.machine import derive_seed
+
+OPEN = 0.5  # standard deviation from which rounding does not tell a direction
+LEAST, EACH = 24, 2.5  # numbers in the lattice, and further ones for each direction that is open
+FINE = 2.0**12  # precision of the lattice
+
+
+class Whole(NamedTuple):
+    """The nearest whole numbers of p columns."""
+
+    values: Reals  # (N, p)
+    doubt: Reals  # (p,)
+    """How far a column is on the way to another vector, at most: 0 at the nearest one, .5 halfway.
+    Of numbers that are not whole, or of too large errors, some of N are nearly halfway."""
+
+
+def open_directions(covariance: Reals) -> int:
+    """How many directions of the columns rounding does not tell."""
+    return int((np.linalg.eigvalsh(covariance) > OPEN**2).sum())
+
+
+def whole_columns(mean: Reals, covariance: Reals) -> Whole:
+    """The whole columns nearest to means (N, p), whose covariance (N, N) is known up to a factor of
+    each column."""
+    count = len(mean)
+    number = min(count, LEAST + round(EACH * open_directions(covariance)))
+    order = np.random.default_rng(derive_seed("whole columns", count)).permutation(count)
+    some, rest = np.sort(order[:number]), np.sort(order[number:])
+    values = np.empty_like(mean)
+    inner = covariance[np.ix_(some, some)]
+    values[some], doubt = _nearest(mean[some], inner)
+    if len(rest):
+        gain = np.linalg.solve(inner, covariance[np.ix_(some, rest)])
+        left = mean[rest] + gain.T @ (values[some] - mean[some])
+        values[rest] = np.rint(left)
+        doubt = np.maximum(doubt, abs(left - values[rest]).max(0))
+    return Whole(values, doubt)
+
+
+def _nearest(mean: Reals, covariance: Reals) -> tuple[Reals, Reals]:
+    """The same with all numbers in the lattice."""
+    sizes, directions = np.linalg.eigh(covariance)
+    rows = directions / np.sqrt(sizes)  # row i is what 1 in place i adds
+    transform = lll(rows, FINE)
+    orthogonal, triangle = np.linalg.qr((transform @ rows).T)
+    left = orthogonal.T @ (rows.T @ mean)
+    times, doubt = np.empty_like(left), np.zeros(mean.shape[1])
+    for row in range(len(left) - 1, -1, -1):
+        share = left[row] / triangle[row, row]
+        times[row] = np.rint(share)
+        doubt = np.maximum(doubt, abs(share - times[row]))
+        left -= np.outer(triangle[:, row], times[row])
+    return transform.T @ times, doubt
