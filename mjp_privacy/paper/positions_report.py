@@ -329,10 +329,6 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
 
     write_analysis(AnalysisArguments(("cifar_vit", "cifar_vit_mjp"), Path("out"))).text
     """
-    if not 0 <= arguments.seed < 1 << 63:
-        raise UserError(f"--seed: expected 0 to 2**63 - 1, got {arguments.seed}.")
-    if not arguments.checkpoints:
-        raise UserError("mjp analyse: expected one or more checkpoints, got none. Name them.")
     named = named_checkpoints(arguments.checkpoints, "mjp analyse")
     source = open_images(arguments.images)
     records = spread_subset(source.records, arguments.limit, arguments.seed)
@@ -341,7 +337,7 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
     loaded = _loaded(named, arguments)
     out = output_folder(arguments.out)
     results: list[Analysed] = []
-    failed: dict[str, str] = {}
+    failed: dict[ImageRecord, str] = {}
     for checkpoint, (model, table) in zip(named, loaded, strict=True):
         pixels = _pixels(model, source, records, failed)
         results.append(analysed(checkpoint, model, table, pixels, arguments.seed))
@@ -351,7 +347,8 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
     noises = [noise(*size) for size in sizes]
     draw_analysis(results, noises, out / "analysis.png")
     text = write_tables(results, noises, out)
-    return Outcome(f"{text}\n{out / 'analysis.md'}", failed)
+    reasons = {record.image_id: reason for record, reason in failed.items()}
+    return Outcome(f"{text}\n{out / 'analysis.md'}", reasons)
 
 
 Loaded = tuple[LoadedModel, PositionTable | None]
@@ -392,21 +389,16 @@ def _pixels(
     model: LoadedModel,
     source: ImageSource,
     records: Sequence[ImageRecord],
-    failed: dict[str, str],
+    failed: dict[ImageRecord, str],
 ) -> Tensor:
     """The readable images as the model will see them, before normalisation (B, 3, S, S); `failed`
     gains the reasons of the others."""
-
-    def unreadable(record: ImageRecord, reason: str) -> None:
-        failed[record.image_id] = reason
-
     prepare = Protocol().preparation(model)
-    batches = opened_batches(model, source, records, prepare, unreadable)
-    pictures = [images for _, images in batches]
+    pictures = [images for _, images in opened_batches(model, source, records, prepare, failed)]
     if not pictures:
-        name, reason = next(iter(failed.items()))
+        record, reason = next(iter(failed.items()))
         raise UserError(
-            f"--images: none of {len(records)} images can be read: {shown(name)} is "
+            f"--images: none of {len(records)} images can be read: {shown(record.image_id)} is "
             f"{shown(reason)}. Give a folder or zip of photographs, or leave it out."
         )
     return torch.cat(pictures)
