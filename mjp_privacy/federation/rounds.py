@@ -287,7 +287,7 @@ class Federation:
                 "val_top1": round(self.task.evaluate(self.weights), 4) if test else None,
                 "moved": moved,
                 "val_images": len(test) if test else 0,
-                "timing": {"seconds_of_round": seconds},
+                "timing": {"seconds_per_round": seconds},
             }
         )
 

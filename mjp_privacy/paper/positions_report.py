@@ -6,7 +6,6 @@ import html
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,11 @@ from torch import Tensor
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.drawing import INK, MUTED, RULE, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import check_empty, output_folder, write_atomically
+from mjp_privacy.core.files import check_empty, output_folder
 from mjp_privacy.core.text import formula_free, shown
 from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
 from mjp_privacy.data.images import keep_apart
-from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import NamedCheckpoint, named_checkpoints
 from mjp_privacy.paper.commands import AnalysisArguments
 from mjp_privacy.paper.positions import (
@@ -39,13 +38,16 @@ from mjp_privacy.paper.positions import (
     position_table,
     projection,
 )
+from mjp_privacy.training.commands import EvaluationArguments
 from mjp_privacy.training.config import PUBLISHED
 from mjp_privacy.training.evaluation import (
     Protocol,
+    load_checkpoint,
     markdown_table,
     opened_batches,
     shown_number,
     with_interval,
+    write_report,
 )
 
 # what the paper prints ----------------------------------------------------------------------------
@@ -143,8 +145,7 @@ def write_tables(results: Sequence[Analysed], noises: Sequence[Noise], out: Path
         ),
     ]
     markdown = "\n\n".join(parts) + "\n"
-    write_atomically(out / "analysis.csv", partial(table.to_csv, index=False))
-    write_atomically(out / "analysis.md", lambda place: place.write_text(markdown, "utf-8"))
+    write_report(out, {"analysis.csv": table}, "analysis.md", markdown)
     return "\n".join(cells)
 
 
@@ -358,15 +359,10 @@ def _loaded(named: Sequence[NamedCheckpoint], arguments: AnalysisArguments) -> l
     """The models with their tables; UserError unless the grids are one and some table is there."""
     loaded: list[Loaded] = []
     for checkpoint in named:
-        name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
-        model = load_model(
-            name,
-            checkpoint=checkpoint.source,
-            unknown_init="mean_position",
-            img_size=arguments.img_size,
-            mean=mean,
-            std=std,
-        )
+        size = None if arguments.img_size is None else f"{arguments.img_size}"
+        told: Any = {"model": arguments.model, "mean": arguments.mean, "std": arguments.std}
+        asked = EvaluationArguments((checkpoint.source,), img_size=size, **told)
+        model = load_checkpoint(checkpoint, asked)
         loaded.append((model, position_table(model, checkpoint.label)))
     labels, grids = [one.label for one in named], [model.grid.rows for model, _ in loaded]
     if len(set(grids)) > 1:

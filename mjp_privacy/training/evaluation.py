@@ -430,7 +430,8 @@ def loaded_models(
 
 def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments) -> LoadedModel:
     authors = arguments.preset == "authors_code"
-    name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
+    told = (arguments.model, arguments.mean, arguments.std)
+    name, mean, std = told if checkpoint.described else (None, None, None)
     mean = IMAGENET_DEFAULT_MEAN if authors and arguments.mean is None else mean
     std = IMAGENET_DEFAULT_STD if authors and arguments.std is None else std
     overrides: dict[str, Any] = {
