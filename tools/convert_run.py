@@ -207,8 +207,9 @@ def seal_of(path: Path) -> tuple[str, str | None]:
 def main(words: list[str] | None = None) -> int:
     """Convert the folder that the command line names."""
     parser = argparse.ArgumentParser("convert_run", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folders", nargs=2, type=Path, metavar=("OLD", "OUT"))
-    old, out = parser.parse_args(words).folders
+    parser.add_argument("old", type=Path, metavar="OLD")
+    parser.add_argument("out", type=Path, metavar="OUT")
+    old, out = vars(parser.parse_args(words)).values()
     try:
         run = OldRun(old)
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):
