@@ -374,6 +374,6 @@ def test_mistakes_are_said_without_a_traceback(
         ("--images", "cifar_vit", "--images", "spoiled"),
         ("--out", "cifar_vit", "--images", "."),
         ("words.txt", "words.txt"),
-        ("mjp analyse",),
+        ("checkpoints",),
     ):
         refused(capsys, named, "analyse", *words, "--out", "out")
