@@ -4,14 +4,13 @@
     python -m benchmarks.large_store /tmp/large --scores 5e5 --side 96 --report      with pictures
 
 Forty cells are ten checkpoints of a plain and an MJP client with two attacks each; an image in a
-cell has 25 scores, as in a real run. The compacted files are written at once, without pictures;
-with --side the blocks of a run are, twenty images in each, with pictures of that side. --report
-times `mjp report` of the folder, and its memory, in a process of its own.
+cell has 25 scores, as in a real run. Blocks are large, as compaction leaves them; with --side they
+are those of a run, twenty images in each, with pictures of that side. --report times `mjp report`
+of the folder, and its memory, in a process of its own.
 """
 
 from __future__ import annotations
 
-import json
 import resource
 import subprocess
 import sys
@@ -22,17 +21,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import torch
 import tyro
 
 from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.cell_facts import CellFacts
-from mjp_privacy.experiment.store import ABOUT, RunStore, write_pieces
+from mjp_privacy.experiment.store import RunStore
 
 CELLS = 40
 BLOCK = 20
-PIECE = 20_000  # images that are written at a time
+PIECE = 20_000  # images in a block without pictures
 METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips")
 DIAGNOSTICS = (
     *("gradient_residual", "zero_rows", "nonzero_rows", "rank_a", "cond_a"),
@@ -99,22 +97,15 @@ def write_store(root: Path, images: int, side: int) -> None:
     step = BLOCK if side else PIECE
     for number, facts in enumerate(cells):
         about = {"cell": facts, "code": {"c0de": {}}, "made_with": {"device": "x86_64"}}
-        run_id, pieces = facts["run_id"], []
         for first in range(0, images, step):
-            rows = image_rows(number, first, min(first + step, images))
+            rows, pictures = image_rows(number, first, min(first + step, images)), {}
             if side:
                 private = (torch.rand(len(rows), 3, side, side) * 255).round() / 255
                 found = torch.rand(private.shape)
                 pictures = by_image(
                     list(rows["image_id"]), {"images": found, "target": private, "plain": private}
                 )
-                store.write(run_id, first // BLOCK, rows, pictures, about)
-            else:  # in one file, as compaction leaves them
-                block = ((first + np.arange(len(rows))) // BLOCK).astype(np.int32)
-                pieces.append(pa.Table.from_pandas(rows.assign(block=block), preserve_index=False))
-        if pieces:
-            schema = pieces[0].schema.with_metadata({ABOUT: json.dumps(about, default=str)})
-            write_pieces(store.folder(run_id), "all", schema, pieces)
+            store.write(facts["run_id"], first // step, rows, pictures, about)
     (root / "experiment.yaml").write_text("experiment: {name: large_store}\n")
     store.write_cells(cells)
 

@@ -25,6 +25,7 @@ import torch
 
 from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.training.evaluation import markdown_table
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "README.md", HERE / "results"
@@ -107,7 +108,7 @@ def write_result(
     path = RESULTS / f"{name}.json"
     whole = {"machine": facts, **content, "table": table}
     path.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(markdown(table), path, sep="\n")
+    print(*markdown_table(table[0], table[1:]), path, sep="\n")
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
@@ -119,15 +120,10 @@ def with_tables(text: str) -> str:
         where = f"{facts['processor']}, {facts['cores']} cores"
         told = f"{where}; {facts['threads']} thread(s), torch {facts['torch']}."
         begin, end = (f"<!-- table: {file.stem} {place} -->" for place in ("begin", "end"))
-        table = f"{begin}\n{markdown(content['table'])}\n\n{told}\n{end}"
+        head, *rows = content["table"]
+        table = "\n".join([begin, *markdown_table(head, rows), "", told, end])
         text = re.sub(f"{begin}.*?{end}", lambda _, table=table: table, text, flags=re.DOTALL)
     return text
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """A Markdown table; the first row is its head, the first column stands left."""
-    head, *body = ("| " + " | ".join(row) + " |" for row in rows)
-    return "\n".join([head, "|---" + "|---:" * (len(rows[0]) - 1) + "|", *body])
 
 
 def milliseconds(seconds: Mapping[str, Spread]) -> str:

@@ -53,10 +53,6 @@ class OldRun:
         if written_in != 2 or not self.whole(root / "cells.json"):
             raise UserError(f"{root}: expected a whole cells.json of format 2; got {written_in}")
 
-    def whole_json(self, name: str) -> dict[str, Any]:
-        """The content of a JSON file; {} where there is none or it is damaged."""
-        return json.loads((self.root / name).read_text()) if self.whole(self.root / name) else {}
-
     def whole(self, path: Path) -> bool:
         """Whether a file is there as it was written; if it is not, it is named."""
         if not path.exists():
@@ -159,7 +155,8 @@ class OldRun:
         cells, about = {cell["run_id"]: cell for cell in self.cells}, dict[str, Any]()
         if (path := store.root / "experiment.yaml").is_file():
             about["made_with"] = yaml.safe_load(path.read_text()).get("made_with", {})
-        codes = self.whole_json("code.json")
+        known = self.root / "code.json"
+        codes = json.loads(known.read_text()) if self.whole(known) else {}
         for folder in sorted((self.root / "rows").glob("*")):
             run_id = folder.name
             about |= {"cell": cells.get(run_id)}
@@ -210,8 +207,9 @@ def seal_of(path: Path) -> tuple[str, str | None]:
 def main(words: list[str] | None = None) -> int:
     """Convert the folder that the command line names."""
     parser = argparse.ArgumentParser("convert_run", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folders", nargs=2, type=Path, metavar=("OLD", "OUT"))
-    old, out = parser.parse_args(words).folders
+    parser.add_argument("old", type=Path, metavar="OLD")
+    parser.add_argument("out", type=Path, metavar="OUT")
+    old, out = vars(parser.parse_args(words)).values()
     try:
         run = OldRun(old)
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):

@@ -188,26 +188,22 @@ def best_lines(folder: Path) -> list[Line]:
     return sorted(best.values(), key=lambda line: list(COLOURS).index(kind_of(line)))
 
 
-def name_of(line: Line) -> str:
-    """Its network, its batch and its attack."""
-    facts = line.facts
-    batch = f", B = {facts['batch']:.0f}" if facts["batch"] > 1 else ""
-    return f"{facts['model']}{batch}: {facts['attack']}"
-
-
 def draw(folder: Path) -> None:
     """A dot a network and client with Wilson's 95 % interval."""
     lines = best_lines(folder)
     with picture(folder / "atlas.png", 9, 1.2 + 0.22 * len(lines)) as figure:
         axes = figure.subplots()
-        named = set[str]()
+        named, names = set[str](), list[str]()
         for place, line in enumerate(lines):
             share, kind = line.share("exact"), kind_of(line)
             axes.plot(share.interval, [place, place], color=COLOURS[kind], alpha=0.5, linewidth=2)
             label = None if kind in named else kind
             axes.plot([share.percent], [place], "o", color=COLOURS[kind], label=label)
             named.add(kind)
-        axes.set_yticks(range(len(lines)), [name_of(line) for line in lines], fontsize=8)
+            facts = line.facts
+            batch = f", B = {facts['batch']:.0f}" if facts["batch"] > 1 else ""
+            names.append(f"{facts['model']}{batch}: {facts['attack']}")
+        axes.set_yticks(range(len(lines)), names, fontsize=8)
         axes.invert_yaxis()
         axes.set_xlim(-2, 102)
         axes.set_xlabel("pictures that are equal in every 8-bit value, % (95 % interval)")

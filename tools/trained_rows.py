@@ -82,7 +82,10 @@ def _trained(spec: Spec, models: pd.DataFrame, folder: Path) -> tuple[Any, Any]:
         trained = models.reindex(labels)
         facts = [
             _name(printed),
-            *(_by_seed(form, trained[measure]) for measure, (_, form) in MEASURES.items()),
+            *(
+                ", ".join(DASH if pd.isna(value) else form.format(value) for value in trained[name])
+                for name, (_, form) in MEASURES.items()
+            ),
             ", ".join(DASH if figure is None else f"{figure:g}" for figure in paper),
         ]
         words = dict.fromkeys(w for label in labels for w in attacked.get(label, ()))
@@ -100,11 +103,6 @@ def _trained(spec: Spec, models: pd.DataFrame, folder: Path) -> tuple[Any, Any]:
 def _name(printed: PublishedModel) -> str:
     """The row's name; the model that it starts from is no DeiT-S here."""
     return printed.row.replace("DeiT-S", "ViT")
-
-
-def _by_seed(form: str, values: Sequence[float]) -> str:
-    """The figures of the seeds; a dash for one that nobody has trained."""
-    return ", ".join(DASH if pd.isna(value) else form.format(value) for value in values)
 
 
 def _leakage(seeds: Sequence[Mapping[str, Line]], scope: str) -> Iterator[str]:

@@ -94,8 +94,6 @@ def choose(source: ImageSource, *, per_class: int, limit: int | None, seed: int)
     The hash is over the seed, the class and the file's name without its folder: the same images are
     chosen however ImageNet is laid out.
     """
-    if per_class < 1:
-        raise UserError(f"Expected --per-class of at least 1, got {per_class}.")
     classes: dict[int, list[ImageRecord]] = defaultdict(list)
     for record in source.records:
         if record.label is None:

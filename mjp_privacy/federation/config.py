@@ -12,6 +12,7 @@ from pydantic import Field
 from mjp_privacy.client.config import ClientConfig, LocalSteps, ParameterName, check_client
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import (
+    Count,
     Label,
     Many,
     Name,
@@ -32,9 +33,6 @@ from mjp_privacy.training.config import (
     opened,
     row_of,
 )
-
-Count = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
-"""Of rounds, clients, images."""
 
 
 @schema
@@ -158,8 +156,8 @@ def load_federation(
 
 
 def _check(config: FederationConfig, where: str) -> None:
-    client, clients, longest = config.client, config.clients, longest_probe(config)
-    data, model = config.data, config.model
+    client, clients, data, model = config.client, config.clients, config.data, config.model
+    longest = max((probe.uploads for probe in config.record.probes), default=1)
     check_client(client, None, f"{where}, client")
     late = [start for start in config.record.rounds if start + longest > config.rounds]
     for wrong, field, expected in (
@@ -207,7 +205,3 @@ def _check(config: FederationConfig, where: str) -> None:
             raise UserError(f"{where}, {field}: expected {expected}.")
     for place, probe in enumerate(config.record.probes):
         check_client(probe_client(client, probe), None, f"{where}, record.probes.{place}")
-
-
-def longest_probe(config: FederationConfig) -> int:
-    return max((probe.uploads for probe in config.record.probes), default=1)

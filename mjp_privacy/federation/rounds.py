@@ -85,7 +85,6 @@ class FederationCheckpoint(Checkpoint):
     """A checkpoint of a federation: its round, its weights, the server's optimiser."""
 
     optimizer: ServerState
-    seconds: NotNegative
 
 
 def stored_config(folder: Path) -> FederationConfig:
@@ -128,8 +127,7 @@ class Recorder:
         self.task, self.folder = task, folder
         config, records = task.config, task.train.records
         chosen = spread_subset(records, config.record.images, config.seed)
-        place_of = {record: place for place, record in enumerate(records)}
-        self.places = [place_of[record] for record in chosen]
+        self.places = [records.index(record) for record in chosen]
         for probe in config.record.probes if config.record.rounds else ():
             least = probe.batch * (2 if probe.partners == "fresh" else 1)
             if len(chosen) < least:
@@ -231,8 +229,6 @@ class Federation:
         self.round = 0
         self.weights: Weights = task.initial_weights()
         self.state = ServerState()
-        self.seconds = 0.0
-        self._started = self._saved = self._said = 0.0
 
     def run(self, uploads: Callable[[], Iterable[ClientUpdate]] | None = None) -> Path:
         """Run all rounds that are left; the path of the final model.
@@ -242,26 +238,31 @@ class Federation:
         self._resume()
         write_json(self.out / RESOLVED, asdict(self.config))
         self._check_uploads()
-        if self.round == self.config.rounds:
-            self._measure(None)  # where its line is lost and the checkpoint does not know it
+        rounds = self.config.rounds
+        if self.round == rounds:
             self.journal.say("finished already; its model is written again")
-            return self._write_model()
-        if self.round == 0:
-            self._measure(None)
-        self._saved = self._said = time.monotonic()
-        while self.round < self.config.rounds:
-            self._started = time.monotonic()
+        if self.round in (0, rounds):  # of a last one, where neither file knows its line
+            self._measure(None, None)
+        saved = said = time.monotonic()
+        while self.round < rounds:
+            started = time.monotonic()
             self.recorder.record(self.weights, self.round)
-            self._advance(
-                uploads() if uploads else self.task.round_uploads(self.weights, self.round)
-            )
-        self.save()
-        self._say("")
-        return self._write_model()
+            sent = uploads() if uploads else self.task.round_uploads(self.weights, self.round)
+            self._advance(sent, started)
+            now, last = time.monotonic(), self.round == rounds
+            if last or now - saved > CHECKPOINT_SECONDS:
+                self.save()
+                saved = now
+            if last or now - said > SAY_SECONDS:
+                self._say(now - started)
+                said = now
+        path, facts = self.out / MODEL, {"trained_gamma": self.config.gamma}
+        model = self.task.with_weights(self.weights)
+        save_weights(path, model, {"name": self.config.name, **facts})
+        return path
 
-    def _advance(self, uploads: Iterable[ClientUpdate]) -> None:
-        """The server's step on a round's uploads; then evaluate, save and report where it is time
-        to."""
+    def _advance(self, uploads: Iterable[ClientUpdate], started: float) -> None:
+        """The server's step on a round's uploads; then evaluate where it is time to."""
         before = self.weights
         self.weights, self.state = self.task.server_step(before, self.state, uploads, self.round)
         self.round += 1
@@ -271,27 +272,10 @@ class Federation:
                 f"In round {self.round} the weights are no longer finite numbers. Start again in "
                 "another --out with a smaller server.lr or client.lr, or less noise."
             )
-        took = time.monotonic() - self._started
-        self.seconds += took
-        last = self.round == self.config.rounds
-        if last or self.round % self.config.evaluate_every == 0:
-            self._measure(float(moved))
-        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
-            self.save()
-            self._saved = time.monotonic()
-        if time.monotonic() - self._said > SAY_SECONDS:
-            images = self.config.clients.per_round * self.config.client.batch / took
-            minutes, rest = divmod(round((self.config.rounds - self.round) * took), 60)
-            self._say(f" · {images:.0f} images/s · {minutes} min {rest:02d} s left")
-            self._said = time.monotonic()
+        if self.round == self.config.rounds or self.round % self.config.evaluate_every == 0:
+            self._measure(float(moved), time.monotonic() - started)
 
-    def _write_model(self) -> Path:
-        path, facts = self.out / MODEL, {"trained_gamma": self.config.gamma}
-        model = self.task.with_weights(self.weights)
-        save_weights(path, model, {"name": self.config.name, **facts})
-        return path
-
-    def _measure(self, norm: float | None) -> None:
+    def _measure(self, moved: float | None, seconds: float | None) -> None:
         """Write a line of metrics.jsonl about the current weights, once for each round."""
         if any(line.step == self.round for line in evaluations(self.out)):
             return
@@ -301,17 +285,22 @@ class Federation:
                 "step": self.round,
                 "round": self.round,
                 "val_top1": round(self.task.evaluate(self.weights), 4) if test else None,
-                "moved": norm,
+                "moved": moved,
                 "val_images": len(test) if test else 0,
-                "timing": {"seconds_per_round": self.seconds / self.round if self.round else None},
+                "timing": {"seconds_per_round": seconds},
             }
         )
 
-    def _say(self, more: str) -> None:
-        """A line of progress, with the last accuracy where there is one."""
+    def _say(self, seconds: float) -> None:
+        """A line of progress, with the last accuracy where there is one; seconds: of a round."""
         tested = [line.val_top1 for line in evaluations(self.out) if line.val_top1 is not None]
         top1 = f" · top-1 {tested[-1]:.1f} %" if tested else ""
-        self.journal.say(f"{self.config.name}: round {self.round}/{self.config.rounds}{top1}{more}")
+        images = self.config.clients.per_round * self.config.client.batch / seconds
+        minutes, rest = divmod(round((self.config.rounds - self.round) * seconds), 60)
+        self.journal.say(
+            f"{self.config.name}: round {self.round}/{self.config.rounds}{top1} · "
+            f"{images:.0f} images/s · {minutes} min {rest:02d} s left"
+        )
 
     # after a kill -----------------------------------------------------------------------------
 
@@ -322,7 +311,6 @@ class Federation:
             "step": self.round,
             "model": self.weights,
             "optimizer": asdict(self.state),
-            "seconds": self.seconds,
             "measured": self.journal.last,
         }
         save_checkpoint(self.out, state)
@@ -338,7 +326,7 @@ class Federation:
             for moments in (server.first, server.second):  # of what clients send, maybe a part
                 known = {name: like[name] for name in like if name in moments}
                 check_weights(moments, known, path, "optimizer")
-            self.round, self.seconds = stored.step, stored.seconds
+            self.round = stored.step
             self.weights, first, second = (
                 {name: tensor.to(device) for name, tensor in of.items()}
                 for of in (stored.model, server.first, server.second)

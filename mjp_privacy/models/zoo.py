@@ -322,13 +322,6 @@ class NamedCheckpoint:
     source: str
     described: bool = True
 
-    def options(self, *values: Any) -> tuple[Any, ...]:
-        """What these options mean for this checkpoint: nothing, if they are about others.
-
-        name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
-        """
-        return values if self.described else (None,) * len(values)
-
 
 def named_checkpoints(items: Sequence[str], option: str) -> list[NamedCheckpoint]:
     """The checkpoints of a command line, each with its own label.

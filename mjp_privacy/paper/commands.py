@@ -5,22 +5,23 @@ Their work is imported when it begins, so that `--help` needs no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from pydantic import Field
 
 from mjp_privacy.core.command import DONE, Usage, print_json, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import use_threads
 from mjp_privacy.core.registry import Entry
+from mjp_privacy.core.schema import Count, Seed, schema
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.images import check_place, open_images
 from mjp_privacy.training.commands import EvaluationArguments
 
 
-@dataclass(frozen=True)
+@schema
 class SampleArguments:
     """Copy a few images of every class, with their labels and hashes.
 
@@ -34,15 +35,15 @@ class SampleArguments:
     """New or empty folder for the sample."""
     source: Annotated[str | None, tyro.conf.arg(name="from", metavar="DIR_OR_ZIP")] = None
     """Folder or zip with labelled images."""
-    shapes: int | None = None
+    shapes: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Draw so many training pictures, and a quarter as many for validation, in place of --from: six
     classes, for trying out `mjp train` with task segmentation."""
     cifar10: Annotated[Path | None, tyro.conf.arg(metavar="TAR_GZ")] = None
     """cifar-10-binary.tar.gz in place of --from: cifar10-train.zip and cifar10-test.zip, of class
     folders of PNG files, are written into --out."""
-    per_class: int = 1
+    per_class: Count = 1
     """Images of each class."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the choice."""
     labels: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Label file, such as a CSV with the header file,label."""
@@ -51,16 +52,16 @@ class SampleArguments:
     corrupt: bool = False
     """Write corruption/severity/class/name.JPEG in place of copies. Our own code, not the official
     files: corrupted.json in the folder says what differs."""
-    size: int = 224
+    size: Annotated[int, Field(ge=32, le=1024)] = 224
     """Side of the corrupted images in pixels."""
 
 
-@dataclass(frozen=True)
+@schema
 class AnalysisArguments:
     """What the position embeddings of models hold, and what MJP changes: variance in few
     dimensions, how well a linear map reads a patch's place, where the last block looks."""
 
-    checkpoints: tyro.conf.Positional[tuple[str, ...]]
+    checkpoints: Annotated[tyro.conf.Positional[tuple[str, ...]], Field(min_length=1)]
     """Files, each PATH or LABEL=PATH; or names: timm:NAME, or a model that comes with this
     package. The pictures have their order: name the plain one first."""
     out: Path
@@ -78,7 +79,7 @@ class AnalysisArguments:
     """Per-channel mean, one number or three, for files that do not state it."""
     std: tuple[float, ...] | None = None
     """Per-channel deviation, likewise."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the folds of the regression and of the choice of images."""
     threads: int | None = None
     """CPU threads."""
@@ -97,7 +98,8 @@ def sample(argv: list[str], usage: Usage) -> int:
         if arguments.cifar10 is not None:
             print(make_cifar10(arguments.cifar10, out))
         else:
-            print(make_shapes(out, arguments.shapes or 0, seed))
+            assert arguments.shapes is not None
+            print(make_shapes(out, arguments.shapes, seed))
         return DONE
     images = open_images(source, arguments.labels)
     count = len(images.records)

@@ -46,7 +46,6 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing
 from mjp_privacy.data.labels import is_synset, synset_indices
 from mjp_privacy.data.sample import (
-    Sample,
     choose,
     csv_text,
     file_in,
@@ -160,7 +159,6 @@ def _zip(pictures: Sequence[Picture], path: Path) -> None:
 # A class shows in texture or in where something is: the same disc is another one above the horizon.
 SHAPES = ("sky", "ground", "disc in the sky", "disc on the ground", "square", "triangle")
 SKY, GROUND, HIGH_DISC, LOW_DISC, SQUARE, TRIANGLE = range(1, 7)
-MOST = 100_000
 WIDTHS, HEIGHTS = (72, 104), (64, 96)
 SHAPES_IN_A_PICTURE = (3, 6)
 
@@ -170,8 +168,6 @@ Labels = NDArray[np.uint8]
 
 def make_shapes(out: Path, number: int, seed: int) -> str:
     """Draw `number` training pictures and a quarter as many for validation; says what was done."""
-    if not 1 <= number <= MOST:
-        raise UserError(f"--shapes is a number of pictures: expected 1 to {MOST}, got {number}.")
     about = json.dumps({"seed": seed, "training": number, "classes": SHAPES}, indent=2) + "\n"
     numbers = {"training": number, "validation": max(number // 4, 1)}
     with whole_folder(out) as folder:
@@ -265,8 +261,6 @@ DIFFERENCES = [
     "official code draws all pictures from one stream.",
 ]
 
-LEAST_SIDE, MOST_SIDE = 32, 1024
-"""Pixels a side."""
 QUALITY = 85
 """Of the JPEG files, as the official ones have it."""
 
@@ -282,20 +276,36 @@ def make_corrupted(
 ) -> Outcome:
     """Write every image of a sample under every corruption and severity; lines on what was
     done."""
-    if not LEAST_SIDE <= size <= MOST_SIDE:
-        raise UserError(
-            f"--size is a side in pixels: expected {LEAST_SIDE} to {MOST_SIDE}, got {size}."
-        )
     refuse_out(source.path, out)
     sample = choose(source, per_class=per_class, limit=limit, seed=seed)
     records = [record for record, _ in sample.chosen]
     places = _places(records, class_folders(source.records))
     bar = Progress("corrupting", len(records), "images")
+    listed = [(places[record], record.label, record.image_id, sha) for record, sha in sample.chosen]
+    about = {
+        "made_by": "mjp sample --corrupt",
+        "seed": seed,
+        "size": size,
+        "images": len(listed),
+        "differs_from_the_official_files": DIFFERENCES,
+    }
+    texts = {
+        CORRUPTED: json.dumps(about, indent=1) + "\n",
+        "images.csv": csv_text(("file", "label", "image_id", "sha256"), listed),
+        "skipped.csv": sample.tables()["skipped.csv"],
+    }
     with whole_folder(out) as folder, bar:
-        for name, text in _lists(sample, places, seed, size).items():
+        for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8", newline="")
         for record in records:
-            _corrupt(source, record, folder, places[record], seed, size)
+            square = Preprocessing.robustness_sets(size)(source.decode(record)).permute(1, 2, 0)
+            pixels = np.rint(square.numpy() * 255).astype(np.uint8)
+            name = PurePosixPath(record.image_id).name
+            for corruption, level in itertools.product(CORRUPTIONS, SEVERITIES):
+                chance = derive_seed("corrupt", seed, str(record.label), name, corruption, level)
+                changed = corrupted(pixels, corruption, level, np.random.default_rng(chance))
+                file = file_in(folder, f"{corruption}/{level}/{places[record]}")
+                Image.fromarray(changed).save(file, "JPEG", quality=QUALITY, optimize=True)
             bar.advance()
     lines = [
         f"{shown(out)} holds {len(records)} images under {len(CORRUPTIONS)} corruptions at "
@@ -304,20 +314,6 @@ def make_corrupted(
         *remarks(sample, per_class),
     ]
     return Outcome("\n".join(lines), sample.reasons)
-
-
-def _corrupt(
-    source: ImageSource, record: ImageRecord, out: Path, place: str, seed: int, size: int
-) -> None:
-    """Write one image's 75 files."""
-    square = Preprocessing.robustness_sets(size)(source.decode(record)).permute(1, 2, 0).numpy()
-    pixels = np.rint(square * 255).astype(np.uint8)
-    name = PurePosixPath(record.image_id).name
-    for corruption, severity in itertools.product(CORRUPTIONS, SEVERITIES):
-        chance = derive_seed("corrupt", seed, str(record.label), name, corruption, severity)
-        changed = corrupted(pixels, corruption, severity, np.random.default_rng(chance))
-        file = file_in(out, f"{corruption}/{severity}/{place}")
-        Image.fromarray(changed).save(file, "JPEG", quality=QUALITY, optimize=True)
 
 
 def _places(
@@ -342,28 +338,4 @@ def _places(
         if often[place] == 1
         else f"{folders[record]}/{record.image_id.replace('/', '__')}.JPEG"
         for record, place in places.items()
-    }
-
-
-def _lists(
-    sample: Sample,
-    places: Mapping[ImageRecord, str],
-    seed: int,
-    size: int,
-) -> dict[str, str]:
-    """The text of each list that stands in the folder, by its name."""
-    rows = [
-        (places[record], record.label, record.image_id, sha256) for record, sha256 in sample.chosen
-    ]
-    about = {
-        "made_by": "mjp sample --corrupt",
-        "seed": seed,
-        "size": size,
-        "images": len(rows),
-        "differs_from_the_official_files": DIFFERENCES,
-    }
-    return {
-        CORRUPTED: json.dumps(about, indent=1) + "\n",
-        "images.csv": csv_text(("file", "label", "image_id", "sha256"), rows),
-        "skipped.csv": sample.tables()["skipped.csv"],
     }

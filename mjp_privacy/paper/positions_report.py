@@ -6,7 +6,6 @@ import html
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,11 @@ from torch import Tensor
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.drawing import INK, MUTED, RULE, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import check_empty, output_folder, write_atomically
+from mjp_privacy.core.files import check_empty, output_folder
 from mjp_privacy.core.text import formula_free, shown
 from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
 from mjp_privacy.data.images import keep_apart
-from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import NamedCheckpoint, named_checkpoints
 from mjp_privacy.paper.commands import AnalysisArguments
 from mjp_privacy.paper.positions import (
@@ -39,13 +38,16 @@ from mjp_privacy.paper.positions import (
     position_table,
     projection,
 )
+from mjp_privacy.training.commands import EvaluationArguments
 from mjp_privacy.training.config import PUBLISHED
 from mjp_privacy.training.evaluation import (
     Protocol,
+    load_checkpoint,
     markdown_table,
     opened_batches,
     shown_number,
     with_interval,
+    write_report,
 )
 
 # what the paper prints ----------------------------------------------------------------------------
@@ -143,8 +145,7 @@ def write_tables(results: Sequence[Analysed], noises: Sequence[Noise], out: Path
         ),
     ]
     markdown = "\n\n".join(parts) + "\n"
-    write_atomically(out / "analysis.csv", partial(table.to_csv, index=False))
-    write_atomically(out / "analysis.md", lambda place: place.write_text(markdown, "utf-8"))
+    write_report(out, {"analysis.csv": table}, "analysis.md", markdown)
     return "\n".join(cells)
 
 
@@ -329,10 +330,6 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
 
     write_analysis(AnalysisArguments(("cifar_vit", "cifar_vit_mjp"), Path("out"))).text
     """
-    if not 0 <= arguments.seed < 1 << 63:
-        raise UserError(f"--seed: expected 0 to 2**63 - 1, got {arguments.seed}.")
-    if not arguments.checkpoints:
-        raise UserError("mjp analyse: expected one or more checkpoints, got none. Name them.")
     named = named_checkpoints(arguments.checkpoints, "mjp analyse")
     source = open_images(arguments.images)
     records = spread_subset(source.records, arguments.limit, arguments.seed)
@@ -341,7 +338,7 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
     loaded = _loaded(named, arguments)
     out = output_folder(arguments.out)
     results: list[Analysed] = []
-    failed: dict[str, str] = {}
+    failed: dict[ImageRecord, str] = {}
     for checkpoint, (model, table) in zip(named, loaded, strict=True):
         pixels = _pixels(model, source, records, failed)
         results.append(analysed(checkpoint, model, table, pixels, arguments.seed))
@@ -351,7 +348,8 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
     noises = [noise(*size) for size in sizes]
     draw_analysis(results, noises, out / "analysis.png")
     text = write_tables(results, noises, out)
-    return Outcome(f"{text}\n{out / 'analysis.md'}", failed)
+    reasons = {record.image_id: reason for record, reason in failed.items()}
+    return Outcome(f"{text}\n{out / 'analysis.md'}", reasons)
 
 
 Loaded = tuple[LoadedModel, PositionTable | None]
@@ -361,15 +359,10 @@ def _loaded(named: Sequence[NamedCheckpoint], arguments: AnalysisArguments) -> l
     """The models with their tables; UserError unless the grids are one and some table is there."""
     loaded: list[Loaded] = []
     for checkpoint in named:
-        name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
-        model = load_model(
-            name,
-            checkpoint=checkpoint.source,
-            unknown_init="mean_position",
-            img_size=arguments.img_size,
-            mean=mean,
-            std=std,
-        )
+        size = None if arguments.img_size is None else f"{arguments.img_size}"
+        told: Any = {"model": arguments.model, "mean": arguments.mean, "std": arguments.std}
+        asked = EvaluationArguments((checkpoint.source,), img_size=size, **told)
+        model = load_checkpoint(checkpoint, asked)
         loaded.append((model, position_table(model, checkpoint.label)))
     labels, grids = [one.label for one in named], [model.grid.rows for model, _ in loaded]
     if len(set(grids)) > 1:
@@ -392,21 +385,16 @@ def _pixels(
     model: LoadedModel,
     source: ImageSource,
     records: Sequence[ImageRecord],
-    failed: dict[str, str],
+    failed: dict[ImageRecord, str],
 ) -> Tensor:
     """The readable images as the model will see them, before normalisation (B, 3, S, S); `failed`
     gains the reasons of the others."""
-
-    def unreadable(record: ImageRecord, reason: str) -> None:
-        failed[record.image_id] = reason
-
     prepare = Protocol().preparation(model)
-    batches = opened_batches(model, source, records, prepare, unreadable)
-    pictures = [images for _, images in batches]
+    pictures = [images for _, images in opened_batches(model, source, records, prepare, failed)]
     if not pictures:
-        name, reason = next(iter(failed.items()))
+        record, reason = next(iter(failed.items()))
         raise UserError(
-            f"--images: none of {len(records)} images can be read: {shown(name)} is "
+            f"--images: none of {len(records)} images can be read: {shown(record.image_id)} is "
             f"{shown(reason)}. Give a folder or zip of photographs, or leave it out."
         )
     return torch.cat(pictures)

@@ -19,15 +19,12 @@ import torch
 
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing, open_images, spread_subset
 from mjp_privacy.data.files import image_names, open_files
 from mjp_privacy.data.labels import NUM_IMAGENET, some
-from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.zoo import named_checkpoints
 from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
 from mjp_privacy.paper.image_sets import CORRUPTED
 from mjp_privacy.paper.robustness_scores import (
@@ -42,14 +39,13 @@ from mjp_privacy.paper.robustness_scores import (
     strange_lines,
     wrong_severities,
 )
-from mjp_privacy.training.batches import check_labels
 from mjp_privacy.training.commands import EvaluationArguments
 from mjp_privacy.training.evaluation import (
+    Loaded,
     beside,
-    load_checkpoint,
+    loaded_models,
     markdown_table,
     opened_batches,
-    papers_row,
     prepare_folder,
     with_interval,
     write_report,
@@ -172,14 +168,6 @@ def write_robustness(arguments: EvaluationArguments) -> Outcome:
     return Outcome(text, measured.unreadable, table.to_dict("records"))
 
 
-class Model(NamedTuple):
-    """A network with its name in tables, and its row of the paper."""
-
-    label: str
-    network: LoadedModel
-    paper: Mapping[str, Any]
-
-
 class Robustness:
     """The sets of images that the command line names, and what models answer to them.
 
@@ -210,36 +198,27 @@ class Robustness:
         self.unreadable: dict[str, str] = {}
         prepare_folder(arguments, "imagenet_c", "imagenet_a", "imagenet_o", "data")
 
-    def models(self) -> list[Model]:
-        """All checkpoints, loaded before work begins, so that mistakes show at once."""
-        device = pick_device(self.arguments.device)
-        models = []
-        for checkpoint in named_checkpoints(self.arguments.checkpoint, "--checkpoint"):
-            label, network = checkpoint.label, load_checkpoint(checkpoint, self.arguments)
-            self._check_classes(label, network.card.num_classes)
-            paper = counterpart(network, papers_row(checkpoint))
-            models.append(Model(label, network.to(device), paper))
+    def models(self) -> list[Loaded]:
+        """All checkpoints."""
+        corrupted = self.corrupted and self.corrupted.images
+        images = {"--imagenet-c": corrupted, "--data": self.ordinary}
+        models = loaded_models(self.arguments, images)
+        for label, network, _ in models if self.hard or self.strange else ():
+            if (classes := network.card.num_classes) != NUM_IMAGENET:
+                raise UserError(
+                    f"{label} has {classes} classes; ImageNet-A and -O need a model of ImageNet's "
+                    "1000. Give another --checkpoint."
+                )
         return models
 
-    def _check_classes(self, label: str, classes: int) -> None:
-        if (self.hard or self.strange) and classes != NUM_IMAGENET:
-            raise UserError(
-                f"{label} has {classes} classes; ImageNet-A and -O need a model of ImageNet's "
-                "1000. Give another --checkpoint."
-            )
-        if self.corrupted:
-            check_labels(self.corrupted.images.records, classes, "--imagenet-c", label)
-        if self.ordinary:
-            check_labels(self.ordinary.records, classes, "--data", label)
-
-    def lines(self, models: Sequence[Model]) -> Iterator[tuple[str, str, list[Line]]]:
+    def lines(self, models: Sequence[Loaded]) -> Iterator[tuple[str, str, list[Line]]]:
         """A model's name, that of a set, and the lines of the two, one after the other."""
         whole = self.arguments.limit is None
         for model in models:
-            label, paper = model.label, model.paper
+            label, paper = model.label, counterpart(model.network, model.row)
             if self.corrupted:
                 images = "ImageNet-C" if self.corrupted.official else OURS
-                yield label, images, self._under_corruptions(model, self.corrupted)
+                yield label, images, self._under_corruptions(model, self.corrupted, paper)
             if self.hard:
                 rows = self._photographs(model, self.hard.images, among=self.hard.classes)
                 published = whole and self.hard.official
@@ -259,7 +238,9 @@ class Robustness:
                 published = whole and self.strange.official and all_known
                 yield label, "ImageNet-O", strange_lines(rows, known, paper if published else {})
 
-    def _under_corruptions(self, model: Model, folders: CorruptionFolders) -> list[Line]:
+    def _under_corruptions(
+        self, model: Loaded, folders: CorruptionFolders, paper: Mapping[str, Any]
+    ) -> list[Line]:
         card, columns = model.network.card, {}
         chosen = {record.image_id for record in self._chosen(folders.images.records)}
         cut_out_already = Preprocessing(card.img_size, min(height_width(card.img_size)), "bilinear")
@@ -271,7 +252,7 @@ class Robustness:
                 columns[cell] = 1 - rows.set_index("image_id")["correct"]
         mine = pd.DataFrame(columns).sort_index()
         published = folders.official and len(mine) == OFFICIAL_CELL
-        lines = corruption_lines(mine, model.paper if published else {}, classes=card.num_classes)
+        lines = corruption_lines(mine, paper if published else {}, classes=card.num_classes)
         if self.ordinary:
             rows = self._photographs(model, self.ordinary)
             lines.insert(0, line("error without corruption", share(1 - rows["correct"])))
@@ -282,7 +263,7 @@ class Robustness:
 
     def _photographs(
         self,
-        model: Model,
+        model: Loaded,
         source: ImageSource,
         records: Sequence[ImageRecord] | None = None,
         among: Sequence[int] | None = None,
@@ -308,7 +289,7 @@ class Robustness:
     @torch.no_grad()
     def _answers(
         self,
-        model: Model,
+        model: Loaded,
         source: ImageSource,
         records: Sequence[ImageRecord],
         prepare: Preprocessing,
@@ -325,16 +306,14 @@ class Robustness:
         network = model.network
         classes = list(range(network.card.num_classes) if among is None else among)
         rows: list[tuple[str, float, float]] = []
-
-        def failed(record: ImageRecord, reason: str) -> None:
-            self.unreadable[str(source.path / record.image_id)] = reason
-            rows.append((record.image_id, np.nan, np.nan))
-
+        failed: dict[ImageRecord, str] = {}
         for batch, images in opened_batches(network, source, records, prepare, failed, bar.advance):
             logits = network(network.normalize(images.to(network.like)))[:, classes].cpu()
             sure, best = logits.double().softmax(-1).max(-1)  # in float32 many would be 1 alike
             for record, confidence, place in zip(batch, sure.tolist(), best.tolist(), strict=True):
                 rows.append((record.image_id, float(classes[place] == record.label), confidence))
+        rows += [(record.image_id, np.nan, np.nan) for record in failed]
+        self.unreadable |= {str(source.path / of.image_id): why for of, why in failed.items()}
         return pd.DataFrame(rows, columns=["image_id", "correct", "confidence"])
 
 

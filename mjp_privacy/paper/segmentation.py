@@ -29,7 +29,6 @@ from mjp_privacy.paper.segmentation_training import (
     PixelObjective,
     Whole,
     build_segmentation,
-    check_initial,
     find_pairs,
     load_segmentation,
     pair_batches,
@@ -125,7 +124,6 @@ class SegmentationLearner(Learner):
     """A network with a head for every pixel; it keeps mIoU where a classifier keeps top-1."""
 
     measure = "val_miou"
-    check_initial = staticmethod(check_initial)
     find = staticmethod(find_pairs)
     batches = staticmethod(pair_batches)
     network = staticmethod(build_segmentation)

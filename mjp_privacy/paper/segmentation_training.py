@@ -37,13 +37,11 @@ from mjp_privacy.data.files import IMAGE_SUFFIXES, Files, open_files
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, located
 from mjp_privacy.models.checkpoints import check_same, resampled
-from mjp_privacy.models.loading import outline_spec
 from mjp_privacy.models.tensor_files import TensorFile, check_digest, check_finite
 from mjp_privacy.paper.networks import LinearHead, Maps, PyramidHead, SegmentationNetwork
 from mjp_privacy.training.batches import LoadedBatches
 from mjp_privacy.training.config import TrainingConfig, check_config
-from mjp_privacy.training.learner import build_network, initial_arguments
-from mjp_privacy.training.learner import check_initial as check_sizes
+from mjp_privacy.training.learner import build_network, check_unknown
 from mjp_privacy.training.processes import World
 
 Read = TypeVar("Read")
@@ -282,29 +280,6 @@ def fill_swin(model: Any, checkpoint: str) -> None:
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(stored[name])
-
-
-def check_initial(config: TrainingConfig) -> None:
-    """Raise where the weights to start from do not fit, as far as their names and shapes tell."""
-    check_sizes(config)
-    if config.initial is not None and config.family == "vit":
-        arguments = initial_arguments(config.initial, config)
-        stated = {k: v for k, v in arguments.items() if not k.startswith("unknown")}
-        spec, source = outline_spec(config.initial.model, **stated)
-        check_unknown(source, bool(spec.unknown_embedding), config.model.unknown_embedding)
-
-
-def check_unknown(source: str, stored: bool, wanted: bool) -> None:
-    """Raise unless weights with MJP's E_unk start a network with one, and others one without: a
-    segmentation's row says by its name what its weights were trained with."""
-    if stored == wanted:
-        return
-    kinds = {True: "MJP's unk_embed", False: "no unk_embed"}
-    raise UserError(
-        f"{shown(source)}: model.unknown_embedding is {str(wanted).lower()}: expected weights to "
-        f"start from with {kinds[wanted]}, got {kinds[stored]}. Give weights trained "
-        f"{'with' if wanted else 'without'} MJP, or the row for these."
-    )
 
 
 # network and loss ---------------------------------------------------------------------------------

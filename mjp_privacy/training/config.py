@@ -271,8 +271,6 @@ def plain(config: TrainingConfig) -> dict[str, Any]:
 
 PUBLISHED: Mapping[str, Any] = read_mapping(Path(__file__).with_name("published.yaml"))
 """What the paper prints, and the choices of the presets."""
-MOST_CLASSES = 255
-"""A label map has 8 bits a pixel, and its 0 is no class."""
 
 
 def load_training(
@@ -429,8 +427,8 @@ def _of_segmentation(config: TrainingConfig) -> Iterator[str]:
     if settings.scales[0] > settings.scales[1]:
         scales = list(settings.scales)
         yield f"segmentation.scales: expected the smaller one first, got {scales}"
-    if config.model.num_classes > MOST_CLASSES:
-        yield f"model.num_classes: a label map has 8 bits a pixel, for {MOST_CLASSES} classes"
+    if config.model.num_classes > 255:
+        yield "model.num_classes: a label map has 8 bits a pixel, for 255 classes beside no label"
     if config.jigsaw.shuffle != "none" or config.model.dal != "none":
         yield (
             "in task segmentation MJP enters through the weights to start from (initial), as in "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 import torch
@@ -38,7 +38,7 @@ from mjp_privacy.data import (
     spread_subset,
 )
 from mjp_privacy.data.images import keep_apart
-from mjp_privacy.metrics.statistics import DASH, Summary, summarise
+from mjp_privacy.metrics.statistics import DASH, summarise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
@@ -97,12 +97,12 @@ def opened_batches(
     source: ImageSource,
     records: Sequence[ImageRecord],
     prepare: Preprocessing,
-    unreadable: Callable[[ImageRecord, str], object],
+    unreadable: dict[ImageRecord, str],
     progress: Callable[[int], object] = lambda done: None,
 ) -> Iterator[tuple[list[ImageRecord], Tensor]]:
     """The images that can be read, prepared for the model, a batch at a time with their records.
 
-    unreadable: called with each of the others and the reason, before its batch comes
+    unreadable: gains each of the others and the reason
     progress: called after each batch with the number of its images
     """
     for start in range(0, len(records), BATCH):
@@ -113,7 +113,7 @@ def opened_batches(
                 images.append(prepare(source.decode(record, min_side=model.patch_size)))
                 readable.append(record)
             except ImageError as error:
-                unreadable(record, error.reason)
+                unreadable[record] = error.reason
         if readable:
             yield readable, torch.stack(images)
         progress(len(batch))
@@ -132,12 +132,10 @@ def measure(
     """A row for each image and γ; an image that cannot be read has rows with the reason."""
     prepare = protocol.preparation(model)
     rows: list[dict[str, object]] = []
-
-    def failed(record: ImageRecord, reason: str) -> None:
-        rows.extend(_row(record, gamma, reason) for gamma in protocol.gammas)
-
+    failed: dict[ImageRecord, str] = {}
     for batch, images in opened_batches(model, source, records, prepare, failed, progress):
         rows += _measured(model, batch, images, protocol, seed)
+    rows += [_row(record, gamma, failed[record]) for record in failed for gamma in protocol.gammas]
     return pd.DataFrame(rows)
 
 
@@ -251,7 +249,11 @@ def summary_lines(
         line = shared | {"gamma": gamma, "n": int(whole.sum()), "failed": int((~whole).sum())}
         known = set[str]()
         for name, (_, _, factor, _) in MEASURES.items():
-            summary = summarised(rows, name)
+            none = pd.Series(math.nan, index=rows.index)
+            values = rows[name].astype(float) if name in rows else none
+            counted = values.notna() | (rows["status"] != "ok")  # images that failed, too
+            of, scores = rows[counted], values[counted].to_numpy()
+            summary = summarise(scores, list(of["status"]), groups=list(of["group"]))
             if name != "diff_norm":
                 summary = summary.as_share()
             known |= set() if math.isnan(summary.mean) else {name}
@@ -264,17 +266,6 @@ def summary_lines(
             line[f"paper_{name}"] = getattr(printed, name) if printed and name in known else None
         lines.append(line)
     return lines
-
-
-def summarised(rows: pd.DataFrame, name: str) -> Summary:
-    """Mean and interval of one measure over the images; images that failed are counted."""
-    values = rows[name].astype(float) if name in rows else pd.Series(math.nan, index=rows.index)
-    counted = values.notna() | (rows["status"] != "ok")
-    return summarise(
-        values[counted].to_numpy(),
-        list(rows["status"][counted]),
-        groups=list(rows["group"][counted]),
-    )
 
 
 def markdown(table: pd.DataFrame, about_files: Iterable[str]) -> str:
@@ -363,11 +354,24 @@ def write_evaluation(arguments: EvaluationArguments) -> Outcome:
     write_evaluation(EvaluationArguments(("cifar_vit",), Path("cifar10-test.zip"))).text
     """
     prepare_folder(arguments, "data")
+    if arguments.data is None:
+        raise UserError(
+            "mjp evaluate: expected images, got none. Give --data for accuracy and consistency, or "
+            "--imagenet-c, --imagenet-a or --imagenet-o for robustness."
+        )
+    source = open_images(arguments.data, arguments.labels)
+    records = spread_subset(source.records, arguments.limit, arguments.seed)
+    asked = protocols(arguments.preset, arguments.gamma)
     lines: list[Line] = []
     parts: list[pd.DataFrame] = []
     notes: list[str] = []
     text, table, rows = "", pd.DataFrame(), pd.DataFrame()
-    for label, model, measured, paper in evaluate(arguments):
+    for label, model, paper in loaded_models(arguments, {"--data": source}):
+        with Progress(label, lambda: len(records) * len(asked), "images") as bar:
+            measured = pd.concat(
+                measure(model, source, records, one, seed=arguments.seed, progress=bar.advance)
+                for one in asked
+            )
         lines += summary_lines(label, model, measured, paper, arguments.preset)
         notes += [f"{label}: {note}" for note in model.card.checkpoint.notes]
         parts.append(measured.assign(model=label))
@@ -399,43 +403,35 @@ def write_report(out: Path, tables: Mapping[str, pd.DataFrame], name: str, text:
     write_atomically(out / name, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def evaluate(
-    arguments: EvaluationArguments,
-) -> Iterator[tuple[str, LoadedModel, pd.DataFrame, PublishedModel | None]]:
-    """Measure one checkpoint after the other; all are loaded first, so mistakes show at once. Its
-    label, network and measurements, and the paper's row."""
-    if arguments.data is None:
-        raise UserError(
-            "mjp evaluate: expected images, got none. Give --data for accuracy and consistency, or "
-            "--imagenet-c, --imagenet-a or --imagenet-o for robustness."
-        )
-    source = open_images(arguments.data, arguments.labels)
-    records = spread_subset(source.records, arguments.limit, arguments.seed)
-    device = pick_device(arguments.device)
-    measured = protocols(arguments.preset, arguments.gamma)
-    named = named_checkpoints(arguments.checkpoint, "--checkpoint")
-    loaded = [(checkpoint, load_checkpoint(checkpoint, arguments)) for checkpoint in named]
-    for checkpoint, model in loaded:
-        label = checkpoint.label
-        check_labels(source.records, model.card.num_classes, "--data", label)
-        with Progress(label, lambda: len(records) * len(measured), "images") as bar:
-            rows = pd.concat(
-                measure(
-                    model.to(device),
-                    source,
-                    records,
-                    protocol,
-                    seed=arguments.seed,
-                    progress=bar.advance,
-                )
-                for protocol in measured
-            )
-        yield label, model, rows, papers_row(checkpoint)
+class Loaded(NamedTuple):
+    """A network with its name in tables, and the paper's row to stand beside: that of the switches
+    which our trainer wrote into its file."""
+
+    label: str
+    network: LoadedModel
+    row: PublishedModel | None
+
+
+def loaded_models(
+    arguments: EvaluationArguments, images: Mapping[str, ImageSource | None]
+) -> list[Loaded]:
+    """All checkpoints, loaded and held against the labels of the images, by their options, before
+    work begins, so that mistakes show at once."""
+    device, models = pick_device(arguments.device), []
+    for checkpoint in named_checkpoints(arguments.checkpoint, "--checkpoint"):
+        model, label = load_checkpoint(checkpoint, arguments), checkpoint.label
+        for option, source in images.items():
+            if source is not None:
+                check_labels(source.records, model.card.num_classes, option, label)
+        row = counterpart(recipe_in(read_metadata(checkpoint.source)))
+        models.append(Loaded(label, model.to(device), row))
+    return models
 
 
 def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments) -> LoadedModel:
     authors = arguments.preset == "authors_code"
-    name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
+    told = (arguments.model, arguments.mean, arguments.std)
+    name, mean, std = told if checkpoint.described else (None, None, None)
     mean = IMAGENET_DEFAULT_MEAN if authors and arguments.mean is None else mean
     std = IMAGENET_DEFAULT_STD if authors and arguments.std is None else std
     overrides: dict[str, Any] = {
@@ -446,9 +442,3 @@ def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments)
         "unknown_embedding": arguments.unknown_embedding,
     }
     return load_model(name, checkpoint=checkpoint.source, unknown_init="mean_position", **overrides)
-
-
-def papers_row(checkpoint: NamedCheckpoint) -> PublishedModel | None:
-    """The paper's row to stand beside: that of the switches which our trainer wrote into the
-    file."""
-    return counterpart(recipe_in(read_metadata(checkpoint.source)))

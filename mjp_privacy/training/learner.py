@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.core.text import shown
 from mjp_privacy.models import load_model
 from mjp_privacy.models.jigsaw import (
     ATTEMPTS,
@@ -33,7 +34,7 @@ from mjp_privacy.models.jigsaw import (
     to_images,
     to_patches,
 )
-from mjp_privacy.models.loading import build_other, outline_model
+from mjp_privacy.models.loading import build_other, outline_model, outline_spec
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.training.batches import Batches, find_examples, make_batches, seed_libraries
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
@@ -200,21 +201,14 @@ class Puzzles:
 
 
 def apply(puzzle: Puzzle, images: Tensor, patch_size: int) -> Tensor:
-    """The images (B, C, H, W) shuffled as the puzzle says, in one gather over pixels: which pixel
-    each place shows is found by shuffling a picture whose pixels are their own indices."""
+    """The images (B, C, H, W) shuffled as the puzzle says."""
     if puzzle.permutation is None:
         return images
-    size = images.shape[-1]
-    places = torch.arange(size * size, device=puzzle.mask.device).view(1, 1, size, size)
-    places = places.expand(len(puzzle.permutation), -1, -1, -1)
-    if puzzle.pixels is not None:
-        patches = to_patches(places, patch_size)[..., puzzle.pixels]
-        places = to_images(patches, Grid.of(size, patch_size), patch_size)
-    order = shuffle_patches(places, puzzle.permutation, patch_size).flatten(1)
-    flat = images.flatten(2)
-    if len(order) == 1:
-        return flat.index_select(2, order[0]).view_as(images)
-    return flat.gather(2, order.unsqueeze(1).expand_as(flat)).view_as(images)
+    if puzzle.pixels is not None:  # in one order in every channel
+        patches = to_patches(images, patch_size).unflatten(-1, (images.shape[1], -1))
+        patches = patches[..., puzzle.pixels].flatten(-2)
+        images = to_images(patches, Grid.in_pictures(images, patch_size), patch_size)
+    return shuffle_patches(images, puzzle.permutation.expand(len(images), -1), patch_size)
 
 
 # the network and its loss -------------------------------------------------------------------------
@@ -274,6 +268,21 @@ def check_initial(config: TrainingConfig) -> None:
     if config.initial is not None and config.family == "vit":
         arguments = initial_arguments(config.initial, config)
         outline_model(config.initial.model, whole=True, **arguments)
+        if config.task == "segmentation":
+            stated = {k: v for k, v in arguments.items() if not k.startswith("unknown")}
+            spec, source = outline_spec(config.initial.model, **stated)
+            check_unknown(source, bool(spec.unknown_embedding), config.model.unknown_embedding)
+
+
+def check_unknown(source: str, stored: bool, wanted: bool) -> None:
+    """Raise unless weights with MJP's E_unk start a network with one, and others one without: a
+    segmentation's row says by its name what its weights were trained with."""
+    if stored != wanted:
+        expected, got = ("MJP's unk_embed" if one else "no unk_embed" for one in (wanted, stored))
+        raise UserError(
+            f"{shown(source)}: model.unknown_embedding is {str(wanted).lower()}: expected weights "
+            f"to start from with {expected}, got {got}. Give such weights, or the row for these."
+        )
 
 
 def initial_arguments(initial: Initial, config: TrainingConfig) -> dict[str, Any]:
@@ -327,7 +336,6 @@ class Learner:
 
     measure = "val_top1"
     """What `validated` gives that a checkpoint and the finished model keep."""
-    check_initial: Callable[[TrainingConfig], None] = staticmethod(check_initial)
     find: Callable[..., tuple[Any, Any]] = staticmethod(find_examples)
     batches: Callable[..., Batches] = staticmethod(make_batches)
     """How its images are found and batched."""

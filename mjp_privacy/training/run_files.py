@@ -199,30 +199,26 @@ CHECKPOINT, MODEL = "checkpoint.pt", "model.safetensors"
 # whose folder it is -------------------------------------------------------------------------------
 
 FEDERATION = "federation.json"
-MARKS = {FEDERATION: "federate", "experiment.yaml": "attack"}
-"""The command whose folder holds such a file."""
-OF_A_LINE = {"round": "federate", "epoch": "train"}
-"""The command that writes a field of this name into metrics.jsonl."""
-FOLDERS = {
-    "federate": ("the folder of a federation", "mjp compare"),
-    "attack": ("the run of an attack", "mjp report"),
-    "train": ("the folder of a training", "mjp curves"),
+MARKS = {
+    FEDERATION: ("federate", "the folder of a federation", "mjp compare"),
+    "experiment.yaml": ("attack", "the run of an attack", "mjp report"),
+    METRICS: ("train", "the folder of a training", "mjp curves"),
 }
-"""What the --out of a command is, and the command that shows what it holds."""
+"""By a file in it, the command whose --out a folder is, what it is, and which command shows it; of
+several such files the first counts."""
 
 
 def check_command(folder: Path, command: str) -> None:
-    """Raise where a folder is the --out of another command of FOLDERS than this one."""
-    found = [by for name, by in MARKS.items() if is_there(folder / name)]
-    if not found:
-        with suppress(UserError):  # whoever reads the lines says what is wrong
-            fields = set[str]().union(*whole_lines(folder / METRICS)[0])
-            found = [by for field, by in OF_A_LINE.items() if field in fields]
-    if found and found[0] != command:
-        what, shows = FOLDERS[found[0]]
+    """Raise where a folder is the --out of another command of MARKS than this one."""
+    for name, (by, what, shows) in MARKS.items():
+        if not is_there(folder / name):
+            continue
+        if by == command:
+            return
+        expected = next(own for of, own, _ in MARKS.values() if of == command)
         raise UserError(
-            f"{shown(folder)} is {what}, which `{shows}` shows: expected "
-            f"{FOLDERS[command][0]}. Give another folder."
+            f"{shown(folder)} is {what}, which `{shows}` shows: expected {expected}. Give another "
+            "folder."
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from mjp_privacy.core.text import first_of
 from mjp_privacy.data.images import keep_apart
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig, plain
-from mjp_privacy.training.learner import Learner, build_mixup, learning_rate
+from mjp_privacy.training.learner import Learner, build_mixup, check_initial, learning_rate
 from mjp_privacy.training.processes import REMARK, World, joined
 from mjp_privacy.training.run_files import (
     CHECKPOINT,
@@ -44,33 +44,6 @@ from mjp_privacy.training.run_files import (
 MOST_WORKERS = 256
 
 # the loop -----------------------------------------------------------------------------------------
-
-
-class Window:
-    """Sums over the steps since the last line, kept on the device, and their time."""
-
-    def __init__(self, batch: int, device: torch.device) -> None:
-        self.batch, self.device = batch, device
-        self.restart()
-
-    def restart(self) -> None:
-        self.total, self.steps = torch.zeros(5, device=self.device), 0
-        self.started = time.monotonic()
-
-    def add(self, numbers: Tensor) -> None:
-        self.total += numbers
-        self.steps += 1
-
-    def mean(self) -> Tensor:
-        return self.total / self.steps
-
-    def timing(self) -> dict[str, float]:
-        """Speed. Call it after `mean` was read: then the device is done."""
-        elapsed = max(time.monotonic() - self.started, 1e-9)
-        return {
-            "images_per_s": round(self.steps * self.batch / elapsed, 1),
-            "seconds_per_step": elapsed / self.steps,
-        }
 
 
 class Trainer:
@@ -128,15 +101,15 @@ class Trainer:
     def _train_epoch(self, epoch: int) -> None:
         self.learner.objective.train()
         first = self.step - epoch * self.steps_per_epoch
-        window = Window(self.config.recipe.batch, self.world.device)
-        saved_at = time.monotonic()
+        window = list[Tensor]()  # what the steps since the last line measured, still on the device
+        began = saved_at = time.monotonic()
         for images, labels in self.batches.epoch(epoch, first, self.steps_per_epoch):
-            window.add(self.learner.train_step(self.step, images, labels))
+            window.append(self.learner.train_step(self.step, images, labels))
             self.step += 1
             ended = self.step % self.steps_per_epoch == 0
             if self.step % self.config.log_every and not ended:
                 continue
-            line = self._measured(window)
+            line = self._measured(window, began)
             if ended and self.validation is not None:
                 line |= self.learner.validated(self.validation)
                 self.score = line[self.learner.measure]
@@ -148,12 +121,14 @@ class Trainer:
             if self.world.agreed(due):
                 self._save()
                 saved_at = time.monotonic()
-            window.restart()
+            window, began = [], time.monotonic()
 
-    def _measured(self, window: Window) -> dict[str, Any]:
-        """The line of metrics.jsonl for a window of steps. Stops the run if the loss diverged."""
-        names = ("loss", "cross_entropy", "dal", "accuracy", "gradient_norm")
-        numbers = dict(zip(names, self.world.mean(window.mean()).tolist(), strict=True))
+    def _measured(self, window: Sequence[Tensor], began: float) -> dict[str, Any]:
+        """The line of metrics.jsonl for some steps. Stops the run if the loss diverged."""
+        names, steps = ("loss", "cross_entropy", "dal", "accuracy", "gradient_norm"), len(window)
+        mean = self.world.mean(sum(window, torch.zeros_like(window[0])) / steps)
+        numbers = dict(zip(names, mean.tolist(), strict=True))
+        elapsed = max(time.monotonic() - began, 1e-9)  # read after the device is done
         loss, norm = numbers["loss"], numbers["gradient_norm"]
         if not math.isfinite(loss + norm):
             raise self._diverged(f"the loss is {loss:g}, its gradient's norm {norm:g}")
@@ -162,7 +137,10 @@ class Trainer:
             "epoch": self.step / self.steps_per_epoch,
             **numbers,
             "lr": learning_rate(self.config, self.step - 1, self.steps_per_epoch),
-            "timing": window.timing(),
+            "timing": {
+                "images_per_s": round(steps * self.config.recipe.batch / elapsed, 1),
+                "seconds_per_step": elapsed / steps,
+            },
         }
 
     def _diverged(self, what: str) -> UserError:
@@ -255,7 +233,7 @@ def train(
         check_command(folder, "train")
         # All processes of a run work in one folder; the first one holds the lock for all.
         with lock(folder) if world.first else nullcontext():
-            learner.check_initial(config)
+            check_initial(config)
             examples, held_out = learner.find(config, Path(data), Path(val) if val else None)
             identity = identity_of(plain(config), examples, held_out, config.initial)
             if config.task == "segmentation" and held_out is None and world.first:

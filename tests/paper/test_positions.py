@@ -353,7 +353,7 @@ def test_mistakes_are_said_without_a_traceback(
         ("nowhere.pth", "nowhere.pth"),
         ("cifar_vit?", "cifar_vitt"),
         ("NAME=PATH", "a=cifar_vit", "a=cifar_vit_mjp"),
-        ("--seed", "cifar_vit", "--seed", "-1"),
+        ("seed: ", "cifar_vit", "--seed", "-1"),
         ("--threads", "cifar_vit", "--threads", "0"),
         ("2×2", "cifar_vit", "--img-size", "14"),
         ("--images", "cifar_vit", "--images", "spoiled"),
@@ -361,7 +361,7 @@ def test_mistakes_are_said_without_a_traceback(
         ("words.txt", "words.txt"),
         ("bare", "bare.safetensors"),
         ("--img-size", "cifar_vit", "bare.safetensors"),
-        ("mjp analyse",),
+        ("checkpoints",),
     ):
         refused(capsys, named, "analyse", *words, "--out", "out")
     refused(capsys, "spoiled", "analyse", "cifar_vit", "--out", "spoiled")
