@@ -19,7 +19,7 @@ from mjp_privacy.federation.commands import NAMES
 from tests.helpers.card_run import card_of, card_run
 from tests.helpers.federations import run
 from tests.helpers.runs import cell, one_cell, photographs
-from tests.inputs.called import called
+from tests.inputs.base import called
 
 
 class Workplace:

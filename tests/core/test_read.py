@@ -18,7 +18,6 @@ from pydantic.dataclasses import dataclass
 from mjp_privacy.core import read
 from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
 from mjp_privacy.core.read import (
-    MOST_LETTERS,
     FileKind,
     csv_rows,
     is_there,
@@ -219,26 +218,6 @@ def test_a_sound_table(tmp_path: Path) -> None:
     assert [(row["label"], row["file"]) for row in table] == [("1", "a,b.png"), ("2", "two\nlines")]
     lower = csv_rows("A,b\n1,2\n", path, KIND, column=str.lower)
     assert list(lower) == [(2, {"a": "1", "b": "2"})]
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ("file,label,label\n", "label"),
-        ("file\n", "label"),
-        ("file,label,\x1b[2J\n", r"\x1b[2J"),
-        ("file,label\na,1\nb,2,3\n", "line 3"),
-        ("file,label\na," + "x" * (MOST_LETTERS + 1) + "\n", "line 2"),
-        ('file,label\n"a,1\n', ""),
-        ("file,label\na,1\0\n", ""),
-    ],
-)
-def test_what_is_no_table(tmp_path: Path, content: str | bytes, named: str) -> None:
-    def reader(path: Path) -> object:
-        return [*csv_rows(KIND.text(path), path, KIND, ("file", "label"), ("file", "label"))]
-
-    (tmp_path / "labels.csv").touch()
-    assert named in refused(reader, tmp_path / "labels.csv", content)
 
 
 # names of a registry -----------------------------------------------------------------------------

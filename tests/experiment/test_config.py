@@ -50,6 +50,7 @@ from mjp_privacy.federation.config import (
 )
 from mjp_privacy.federation.rounds import Evaluation
 from mjp_privacy.report.figures import published_row
+from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.uploads.record import UploadHeader
 from tests.helpers.runs import FACTS, TINY, cells, one_cell, photographs, tiny, weights
 
@@ -120,6 +121,7 @@ SCHEMAS: Mapping[type[Any], dict[str, Any]] = {
     ClassChoice: {"modulo": 5, "remainders": [0]},
     Experiment: {"name": "n"},
     FederationConfig: {"name": "n"},
+    TrainingConfig: {"name": "n"},
     Evaluation: {"step": 1, "round": 1, "val_top1": None},
     UploadHeader: {"label": "a", "weights": "b", "mean": [0.5] * 3, "std": [0.5] * 3},
     **{kind: {} for kind in (ClientConfig, ModelConfig, EngineConfig)},

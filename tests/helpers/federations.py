@@ -58,15 +58,6 @@ def run(root: Path, out: str = "out", **changes: Any) -> Path:
     return root / out
 
 
-def plain_forward(model: torch.nn.Module, task: Task, places: list[int]) -> torch.Tensor:
-    """Cross-entropy of some training images, written out."""
-    pixels = task.images[places].float() / 255
-    mean = torch.tensor(MODEL["mean"]).view(3, 1, 1)
-    std = torch.tensor(MODEL["std"]).view(3, 1, 1)
-    labels = torch.tensor([task.train.labels[place] for place in places])
-    return torch.nn.functional.cross_entropy(model((pixels - mean) / std), labels)
-
-
 def small_federation(**changes: Any) -> FederationConfig:
     """Three MJP clients with two images each, all in every round; two probes in round 1."""
     fields: dict[str, Any] = {

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.store import RunStore
@@ -222,24 +219,6 @@ def unscored_run(
     return folder
 
 
-def curve_run(folder: Path, gammas: Sequence[float]) -> Path:
-    """multi_round with 1, 2 and 4 uploads at each γ, and an attack that has one only."""
-    cells: list[dict[str, Any]] = []
-    for gamma in gammas:
-        shared: dict[str, Any] = {"setting": "c", "gamma": gamma, "victim": "intact"}
-        cells.append(cell(f"span {gamma}", attack="masked_span", uploads=1, **shared))
-        for uploads in (1, 2, 4):
-            known = {"attack": f"multi_round R={uploads}", "attack_name": "multi_round"}
-            known |= {"uploads": uploads, "attack_options": f'{{"uploads": {uploads}}}'}
-            cells.append(cell(f"{uploads} {gamma}", **known, **shared))
-    lines = []
-    for entry in cells:
-        level = 60.0 * (entry["uploads"] - 1) + 12.0 / (1 + entry["gamma"])
-        limits = {"grey_psnr": 11.0, "ceiling_psnr": 40.0}
-        lines.append((entry, [level + i for i in range(5)], limits))
-    return run_of(folder, *lines)
-
-
 def rows_of(line: Line) -> pd.DataFrame:
     """A row for each image, metric and variant, with the facts of the cell."""
     return long_rows(line.stored.drop(list(line.unreadable)), line.cell.columns)
@@ -278,21 +257,3 @@ def approved(name: str, text: str) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
-
-
-def score_interval(share: float, trials: float) -> tuple[float, float]:
-    """The true shares that a normal test of this share just does not reject."""
-
-    def rejected(true: float) -> float:
-        return abs(share - true) - norm.ppf(0.975) * math.sqrt(true * (1 - true) / trials)
-
-    inside = min(max(share, 1e-9), 1 - 1e-9)  # at 0 and 1 itself nothing is rejected either
-    low = brentq(rejected, 1e-12, inside) if share else 0.0
-    high = brentq(rejected, inside, 1 - 1e-12) if share < 1 else 1.0
-    return low, high
-
-
-def as_many(photographs: Sequence[str]) -> float:
-    """As how many independent images these count, with the photograph of each: Kish's number."""
-    sizes = Counter(photographs).values()
-    return float(sum(sizes) ** 2 / sum(size**2 for size in sizes))

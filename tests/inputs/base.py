@@ -1,25 +1,36 @@
-"""Small valid inputs of every command, from which bad ones are made.
+"""Small valid inputs of every command, from which bad ones are made, and a command called in a
+folder of them, with bounds on what it takes; what no bad input may cause.
 
 images/, images.zip, classes/, held_out/, reference/, reconstruction/   pictures
 model.safetensors, model.pth, official_mjp.safetensors       checkpoints of random weights
-experiment.yaml, own.yaml, uploads.yaml, training.yaml, federation.yaml, site.yaml
+experiment.yaml, uploads.yaml, training.yaml, federation.yaml, site.yaml
 run/, federation/, uploads/, trained/, prior.safetensors     what the commands made of them
 """
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import resource
 import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
 
+from mjp_privacy.cli import main
+from mjp_privacy.models import load_model
+from mjp_privacy.uploads.record import save_weights
 from tests.helpers import federations, training
-from tests.helpers.runs import one_cell, photographs
-from tests.inputs.called import called
+from tests.helpers.runs import photographs
 
 SIDE, PATCH = 32, 8
 UPLOAD = "b1s1_r00000_000_at00000"
@@ -36,7 +47,6 @@ EXPERIMENT: dict[str, Any] = {
     "dtypes": ["float32"],
     "seed": 0,
 }
-OWN = one_cell(name="own", attacks=[{"name": "grey"}], models={"ViT": {}})
 UPLOADS: dict[str, Any] = {
     "name": "uploads",
     "attacks": [
@@ -61,7 +71,6 @@ SITE: dict[str, Any] = {"engine": {"kind": "here"}}
 
 CONFIGS = {
     "experiment.yaml": EXPERIMENT,
-    "own.yaml": OWN,
     "uploads.yaml": UPLOADS,
     "training.yaml": TRAINING,
     "federation.yaml": FEDERATION,
@@ -82,9 +91,6 @@ COMMANDS: dict[str, list[str]] = {
 
 def write_base(folder: Path) -> None:
     """Make all of it in an empty folder; raises if a command does not end well."""
-    from mjp_privacy.models import load_model
-    from mjp_privacy.uploads.record import save_weights
-
     photographs(folder / "images", 4)
     shutil.make_archive(str(folder / "images"), "zip", folder / "images")
     for name in ("classes", "held_out"):
@@ -110,3 +116,69 @@ def write_base(folder: Path) -> None:
         if outcome.code:
             raise RuntimeError(f"{' '.join(argv)} ended with {outcome.code}: {outcome.said}")
     shutil.copytree(folder / "federation" / "uploads", folder / "uploads")
+
+
+# a command ----------------------------------------------------------------------------------------
+
+MOST_CPU = 20.0  # seconds
+MOST_MEMORY = 4 << 30  # bytes of addresses, beside those that this process has
+MOST_FILE = 256 << 20
+MOST_LINES = 40
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b\u202a-\u202e\u2066-\u2069]")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended and what it said."""
+
+    code: int
+    said: str
+    seconds: float = 0.0  # of the processor
+
+    def faults(self, codes: Sequence[int], name: str) -> list[str]:
+        """What no bad input may bring about; name: what a refusal holds."""
+        said = self.said.replace("\r", "")
+        found = {
+            "it takes long": self.seconds > MOST_CPU,
+            "a traceback": "Traceback (most recent call last)" in said,
+            f"exit code {self.code}": self.code not in codes,
+            "many lines": bool(self.code) and len(said.splitlines()) > MOST_LINES,
+            "control characters": CONTROL.search(said) is not None,
+            f"it does not name {name}": bool(self.code) and name not in said,
+        }
+        return [f"{fault}: {said[-600:]}" for fault, is_so in found.items() if is_so]
+
+
+def called(argv: Sequence[str], folder: Path) -> Outcome:
+    """`mjp ARGV` in this folder."""
+    said, began = io.StringIO(), time.process_time()
+    with pytest.MonkeyPatch.context() as patch, bounded():
+        patch.chdir(folder)
+        patch.setenv("HOME", str(folder))
+        patch.setenv("COLUMNS", "100")
+        patch.delenv("MJP_PRIVACY_DATA", raising=False)
+        with redirect_stdout(said), redirect_stderr(said):
+            try:
+                code = main(list(argv))
+            except SystemExit as end:  # of --help, or of a wrong option
+                code = int(end.code or 0)
+    return Outcome(code, said.getvalue(), time.process_time() - began)
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Let this process take only so much memory meanwhile, and write no larger files; on Linux."""
+    taken = Path("/proc/self/statm")
+    if not taken.is_file():
+        yield
+        return
+    addresses = int(taken.read_text().split()[0]) * resource.getpagesize()
+    bounds = {resource.RLIMIT_AS: addresses + MOST_MEMORY, resource.RLIMIT_FSIZE: MOST_FILE}
+    before = {kind: resource.getrlimit(kind) for kind in bounds}
+    try:
+        for kind, most in bounds.items():
+            resource.setrlimit(kind, (most, before[kind][1]))
+        yield
+    finally:
+        for kind, limits in before.items():
+            resource.setrlimit(kind, limits)

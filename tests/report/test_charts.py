@@ -1,5 +1,5 @@
-"""Charts: XML with its hover texts, strangers' words as text, equal bytes again, and what is drawn
-where; accuracy against leakage with its families, strengths and Pareto front."""
+"""Charts: XML with its hover texts, strangers' words as text, and what is drawn where; accuracy
+against leakage with its families, strengths and Pareto front."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mjp_privacy.core.drawing import COLOURS, INK, MUTED, RULE, Chart
+from mjp_privacy.core.drawing import Chart
+from mjp_privacy.metrics.statistics import Share
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.curves import curve_of, distribution_charts, uploads_charts
 from mjp_privacy.report.lines import Line
@@ -29,14 +30,10 @@ from mjp_privacy.report.tradeoff import (
 from tests.helpers.card_run import card_run
 from tests.helpers.report_rows import (
     HOSTILE,
-    as_many,
     cell,
-    curve_run,
-    derived_of,
     intact,
     lines_of,
     run_of,
-    score_interval,
 )
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -58,11 +55,6 @@ def line_of(folder: Path, psnr: list[float | str], **more: Any) -> Line:
     return line
 
 
-def uploads_table(folder: Path, **changes: object) -> pd.DataFrame:
-    """Points of one panel: two γ, three numbers of uploads."""
-    return read_contents([curve_run(folder, (0.1, 0.3))]).points.assign(**changes)
-
-
 def point(accuracy: float, leakage: float, **changes: object) -> TradeoffPoint:
     made = TradeoffPoint(
         f"{accuracy:g}/{leakage:g}",
@@ -75,49 +67,23 @@ def point(accuracy: float, leakage: float, **changes: object) -> TradeoffPoint:
 def made(folder: Path, word: str) -> list[Chart]:
     """One chart of every kind, each with this word wherever a stranger's can stand."""
     line = line_of(folder, [10.0, 40.0, math.inf, "failed"])
-    table = uploads_table(folder / "uploads", model=word, options=word)
+    points_of_run = read_contents([card_run(folder / "uploads")]).points
+    table = points_of_run.assign(model=word, options=word)
     families = enumerate(("none", "MJP", "noise"))
     points = [point(50, 9 + i, label=word + kind, family=kind) for i, kind in families]
     drawn = [*distribution_charts([(word, line)]), *uploads_charts(table)]
     return [*drawn, tradeoff_chart(points, floor=8.0)]
 
 
-def test_charts_are_equal_again_with_their_own_elements_and_colours(tmp_path: Path) -> None:
-    charts = made(tmp_path / "a", WILD)
-    assert charts == made(tmp_path / "b", WILD)
-    for found in charts:
+def test_charts_have_their_own_elements_alone(tmp_path: Path) -> None:
+    for found in made(tmp_path, WILD):
         root = ElementTree.fromstring(found.svg)
         assert {element.tag.removeprefix(SVG) for element in root.iter()} <= ELEMENTS
         assert not [n for e in root.iter() for n in e.attrib if n.lower().startswith("on")]
         assert any("<script>" in text for text in root.itertext())
         assert root.findtext(f"{SVG}title")
         assert root.findtext(f"{SVG}desc")
-        known = {*COLOURS, INK, MUTED, RULE, "#ffffff"}
-        assert set(re.findall(r"#[0-9a-f]{6}\b", found.svg)) <= known
-
-
-# over uploads -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"grey_mean": math.nan},
-        {"uploads": 6},
-    ],
-)
-def test_a_chart_over_uploads_has_every_point_and_curve(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    table = uploads_table(tmp_path, **changes)
-    (found,) = uploads_charts(table)
-    assert not re.search(r"\b(nan|inf)\b", found.svg)
-    columns = table[["gamma", "uploads", "psnr_median"]].itertuples(index=False)
-    known = {f"γ {g:g}, uploads {n}: {psnr:.1f}, n=5" for g, n, psnr in columns}
-    assert known <= titles(found.svg)
-    assert {"γ 0.1 (n=5)", "γ 0.3 (n=5)", "uploads of the same picture"} <= texts(found.svg)
-    assert ("11.0 dB" in found.caption) == ("grey_mean" not in changes)
+        assert not re.search(r"\b(nan|inf)\b", found.svg)
 
 
 # shares over thresholds ---------------------------------------------------------------------------
@@ -134,44 +100,16 @@ def test_success_is_the_share_of_all_tried_that_reaches_each_threshold(tmp_path:
         assert curve.share[step] / 100 == pytest.approx(count / curve.of), place
 
 
-@pytest.mark.parametrize("photographs", [None, 5])
-def test_bands_are_wilsons_over_photographs(tmp_path: Path, photographs: int | None) -> None:
+@pytest.mark.parametrize(("photographs", "trials"), [(None, 12), (5, 4.8)])
+def test_bands_are_wilsons_over_photographs(
+    tmp_path: Path, photographs: int | None, trials: float
+) -> None:
+    """Twelve images of five photographs count as 12² / (3² + 3² + 2² + 2² + 2²)."""
     values = np.random.default_rng(1).normal(25, 8, 12)
     curve = curve_of(line_of(tmp_path, [*values], photographs=photographs))
-    trials = as_many([f"{at % (photographs or 12)}" for at in range(12)])
     for at, limit in enumerate(curve.thresholds):
-        band = score_interval(float(np.mean(values >= limit)), trials)
-        known = (100 * band[0], 100 * band[1])
+        known = Share(int((values >= limit).sum()), 12, trials=trials).interval
         assert (curve.low[at], curve.high[at]) == pytest.approx(known, abs=1e-3)
-
-
-def test_every_line_has_its_name_and_the_floor_its_mean(tmp_path: Path) -> None:
-    card_run(tmp_path)
-    attacks = [line for line in lines_of(tmp_path) if line.cell.role == "attack"]
-    every = [*attacks, *derived_of(tmp_path).values()]
-    named = [(f"line {line.number} of a <long> name" + 80 * "x", line) for line in every]
-    for chart in distribution_charts(named):
-        for name, line in named:
-            assert any(title.startswith(name) for title in titles(chart.svg))
-            assert any(text.startswith(f"line {line.number} of") for text in texts(chart.svg))
-    assert "10.7 dB" in distribution_charts(named)[0].caption
-
-
-@pytest.mark.parametrize(
-    ("scores", "drawn"),
-    [
-        *((["failed", "unsupported"], True), ([15.0], True), ([math.nan, 20.0], True)),
-        *(([math.inf, math.inf, "failed"], True), ([-3.0, 0.0, 5.0], True), ([20.0] * 5, True)),
-        (["unscored"], False),
-    ],
-)
-def test_odd_lines_do_not_break(tmp_path: Path, scores: list[float | str], drawn: bool) -> None:
-    charts = distribution_charts([("a", line_of(tmp_path, scores))])
-    assert bool(charts) == drawn
-    for found in charts:
-        ElementTree.fromstring(found.svg)
-        assert not re.search(r"\b(nan|inf)\b", found.svg)
-    assert uploads_charts(pd.DataFrame()) == distribution_charts([]) == ()
 
 
 # accuracy against leakage -------------------------------------------------------------------------
@@ -257,11 +195,7 @@ def test_the_front_is_what_nobody_beats(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "on_front"),
-    [
-        ({}, True),
-        ({"n": 2, "not_scored": 18}, False),
-        ({"n": 20, "not_reached": 12}, False),
-    ],
+    [({}, True), ({"n": 2, "not_scored": 18}, False), ({"n": 20, "not_reached": 12}, False)],
 )
 def test_a_client_whose_pictures_mostly_have_no_score_is_not_on_the_front(
     changes: dict[str, int], on_front: bool

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.worst_case import DerivedLine
 from tests.helpers.card_run import card_of_lines
-from tests.helpers.federations import MJP, run
+from tests.helpers.federations import MJP
 from tests.helpers.report_rows import (
     cell,
     derived_of,
@@ -29,7 +25,6 @@ from tests.helpers.report_rows import (
     unscored_run,
     write_rows,
 )
-from tests.helpers.uploads import load_uploads
 
 ONE, ANY = "1 upload", "any number of uploads"
 
@@ -125,12 +120,8 @@ def test_two_targets_are_never_one_group(tmp_path: Path, change: dict[str, Any])
 
 def test_uploads_are_counted_and_without_residuals_there_is_no_choice(tmp_path: Path) -> None:
     """Who may use one upload is not compared with who has three."""
-    lines = (
-        ({"uploads": 1}, [10.0, 30.0]),
-        ({"uploads": 1}, [20.0, 12.0]),
-        ({"uploads": 3}, [25.0] * 2),
-    )
-    run_of(tmp_path, *((intact(n, **of), psnr) for n, (of, psnr) in zip("xyr", lines, strict=True)))
+    of_three = (intact("r", uploads=3), [25.0] * 2)
+    run_of(tmp_path, (intact("x"), [10.0, 30.0]), (intact("y"), [20.0, 12.0]), of_three)
     derived = derived_of(tmp_path)
     assert list(derived) == [f"worst_case, {ONE}", f"worst_case, {ANY}"]
     once, several = derived.values()
@@ -157,65 +148,10 @@ def test_attacks_on_one_upload_have_no_worst_case_without_one_that_matches(tmp_p
 
 # uploads without their private images -------------------------------------------------------------
 
-ATTACKS: dict[str, Any] = {
-    "name": "attacks",
-    "attacks": [
-        *({"name": name} for name in ("grey", "patch_gradient", "mask_locator")),
-        {"name": "masked_span", "options": {"prior": "stationary"}},
-    ],
-}
-
-
-def test_uploads_without_truth_have_equal_pictures_and_residuals(tmp_path: Path) -> None:
-    """The residual is that of the stored picture, computed again with autograd from the files."""
-    uploads = run(tmp_path, model=MJP, gamma=0.5) / "uploads"
-    shutil.copytree(uploads, tmp_path / "blind", ignore=shutil.ignore_patterns("truth"))
-    for folder, out in ((uploads, "seen_run"), (tmp_path / "blind", "blind_run")):
-        attack_uploads(load_experiment(ATTACKS), folder, tmp_path / out, device="cpu")
-    blind, seen = (
-        {line.attack: line for line in lines_of(tmp_path / f"{name}_run")}
-        for name in ("blind", "seen")
-    )
-    for name in ("patch_gradient", "masked_span"):
-        alone, known = blind[name], seen[name]
-        assert (alone.has_truth, known.has_truth) == (False, True)
-        for upload in load_uploads(uploads):
-            image, truth = f"{upload.name}/0", upload.truth()
-            if image not in alone.picture_ids:
-                continue
-            assert truth is not None
-            one = alone.reconstruction(image) or {}
-            other = known.reconstruction(truth.image_ids[0]) or {}
-            assert {"images"} <= set(one) <= {"images", "named_mask"}
-            assert torch.allclose(one["images"], other["images"], atol=1e-5)
-            left = alone.scored("gradient_residual", "diagnostic")[image]
-            of_known = known.scored("gradient_residual", "diagnostic")[truth.image_ids[0]]
-            assert left == pytest.approx(of_known, rel=1e-3)
-            if name == "masked_span":
-                assert left == pytest.approx(residual(upload, one["images"]), rel=1e-3)
-    derived = {line.cell.role: line for line in read_contents([tmp_path / "blind_run"]).derived}
-    choice = derived["attackers_choice"]
-    assert not choice.has_truth
-    assert choice.picture_ids == sorted(choice.chosen.index)
-    assert len(choice.picture_ids) == 2
-    assert all(choice.reconstruction(image) is not None for image in choice.picture_ids)
-    assert derived["worst_case"].picture_ids == []
-
-
-def residual(upload: Any, image: torch.Tensor) -> float:
-    model, sent = upload.model(), upload.tensors()
-    mask = sent["pos_embed"][0, 1:].abs().amax(-1)[None] == 0
-    logits = model(model.normalize(image[None]), mask=mask)
-    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(upload.header.labels))
-    (gradient,) = torch.autograd.grad(loss, model.get_parameter("patch_embed.proj.weight"))
-    given = sent["patch_embed.proj.weight"]
-    factor = (gradient * given).sum() / gradient.square().sum()
-    return float((factor * gradient - given).norm() / given.norm())
-
 
 def test_the_table_of_residuals(tmp_path: Path) -> None:
     """The smallest one is chosen, of equal ones the first; attacks on an altered client only where
-    no other made a picture."""
+    no other made a picture. The attacker's choice has pictures, the worst case none."""
     values = [0.1 * i**2 for i in range(7)]
     low, median, high = np.percentile(values, (25, 50, 75))
     residuals = {
@@ -225,7 +161,14 @@ def test_the_table_of_residuals(tmp_path: Path) -> None:
         "april": [0.0, *[math.nan] * 6, 0.1],
     }
     attacks = {name: {"gradient_residual": held} for name, held in residuals.items()}
-    *_, table = read_contents([unscored_run(tmp_path, attacks | {"empty": {}})]).comparisons
+    contents = read_contents([unscored_run(tmp_path, attacks | {"empty": {}})])
+    derived = {line.cell.role: line for line in contents.derived}
+    choice = derived["attackers_choice"]
+    assert not choice.has_truth
+    assert choice.picture_ids == sorted(choice.chosen.index) != []
+    assert all(choice.reconstruction(image) is not None for image in choice.picture_ids)
+    assert derived["worst_case"].picture_ids == []
+    *_, table = contents.comparisons
     assert table.rows == (
         ("plain", "patch_gradient", "7", f"{median:.4f} [{low:.4f}, {high:.4f}]", "6"),
         ("plain", "masked_span", "3", "0.4000 [0.2000, 4.7000]", "1"),

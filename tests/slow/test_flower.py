@@ -27,7 +27,6 @@ from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.flower import run as flower_programs
 from mjp_privacy.federation.flower.run import run_flower, superlink
 from mjp_privacy.federation.rounds import federate
-from mjp_privacy.federation.task import Task
 from tests.helpers.uploads import load_uploads
 
 pytestmark = pytest.mark.nightly
@@ -127,24 +126,16 @@ def only_loopback() -> Iterator[None]:
 def test_final_weights_are_those_of_one_process(
     engine: Any, data: Path, config: FederationConfig, reference: Path, tmp_path: Path
 ) -> None:
-    """To 1e-6, with the probes, and with every upload of every client in files."""
+    """To 1e-6, and every upload of every client is a file. What the files hold, and probes:
+    tests/federation/test_flower_app.py."""
     val = federated_images(tmp_path / "val")
     with only_loopback():
         model = run_flower(config, data, tmp_path / "run", engine, val=val, record="all")
     assert_close(load_file(model), load_file(reference / "model.safetensors"))
-    probes = [load_uploads(run / "uploads") for run in (reference, tmp_path / "run")]
-    for one, other in zip(*probes, strict=True):
-        assert_close(one.tensors(), other.tensors())
-    received = load_uploads(tmp_path / "run/received")
-    assert [entry.name for entry in received] == [
-        f"r0000{r}_c000{c}" for r in (0, 1) for c in (0, 1)
-    ]
-    task = Task(config, data)
-    for entry in received:
-        weights = load_file(entry.weights_path)
-        update = task.client_update(weights, int(entry.header.client), entry.header.round)
-        assert_close(entry.tensors(), {name: grad[0] for name, grad in update.grads.items()})
-    assert [line["missing"] for line in rounds(tmp_path / "run")] == [{}, {}]
+    received = [entry.name for entry in load_uploads(tmp_path / "run/received")]
+    assert received == [f"r0000{r}_c000{c}" for r in (0, 1) for c in (0, 1)]
+    rounds = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
+    assert [line["missing"] for line in rounds] == [{}, {}]
 
 
 # starting and ending ------------------------------------------------------------------------
@@ -174,10 +165,3 @@ def test_programs_that_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(flower_programs, "free_port", lambda: 99999)
     with pytest.raises(UserError, match=r"superlink\.log"), superlink(tmp_path / "other"):
         pass
-
-
-# helpers ------------------------------------------------------------------------------------
-
-
-def rounds(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]

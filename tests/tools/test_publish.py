@@ -178,27 +178,6 @@ def test_every_published_table_holds() -> None:
     assert publish.check(ROOT) == []
 
 
-def test_the_ladder_s_counts_by_another_road() -> None:
-    """Exact counts and shares from the parquet file with pandas alone."""
-    frame = pd.read_parquet(ROOT / "results" / "ladder" / "rows.parquet")
-    client = (frame["setting"] == "c") & (frame["client"] == "–")
-    lines = {
-        line.facts["attack"]: line
-        for line in read(ROOT / "results" / "ladder" / "rows.parquet").lines
-        if (line.facts["setting"], line.facts["client"]) == ("c", "–")
-    }
-    for attack in ("pixel_lattice", "multi_round (6)"):
-        rows, line = frame[client & (frame["attack"] == attack)], lines[attack]
-        assert line.figure("exact") == np.isposinf(rows["psnr_paper"]).sum()
-        assert line.figure("from30") == (rows["psnr"] >= 30).sum()
-        assert line.figure("of") == len(rows)
-        assert line.figure("average") == pytest.approx(rows["psnr"].clip(upper=100).mean())
-    one = client & (frame["role"] == "attack") & (frame["uploads"] == 1)
-    best = frame[one & (frame["attack"] != "april")].groupby("image_id")["psnr"].max()
-    worst = lines["worst_case, 1 upload"]
-    assert worst.scored("psnr").tolist() == best[worst.scored("psnr").index].tolist()
-
-
 def test_the_card_is_what_metadata_and_results_say() -> None:
     """And weights of other sources are named in the README of their folder."""
     names = [file.stem for file in publish.ZOO.glob("*.safetensors")]

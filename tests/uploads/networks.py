@@ -132,20 +132,6 @@ class Placed(Own):
         return torch.cat((z, self.registers.expand(len(z), -1, -1)), 1)
 
 
-class Stretched(Placed):
-    """Which stretches the patches' rows of its table to the picture; the last is the class's."""
-
-    def forward(self, x: Tensor) -> Any:
-        z: Tensor = self.embed(x)
-        table: Any = getattr(self, self.name)
-        rows, side = table[:, :-1].mT, int((table.shape[1] - 1) ** 0.5)
-        if z.shape[-1] != side:
-            places = rows.unflatten(2, (side, side))
-            rows = nn.functional.interpolate(places, z.shape[-2:], mode="bicubic").flatten(2)
-        cls = (self.cls + table[:, -1:]).expand(len(z), -1, -1)
-        return self.head(self.encoder(torch.cat((z.flatten(2).mT + rows.mT, cls), 1)).mean(1))
-
-
 class NoTable(Own):
     """With a fixed table, and as many learned rows that each token is compared with: no table."""
 
@@ -169,6 +155,14 @@ def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
+def turned_by_place(q: Tensor) -> Tensor:
+    """Queries or keys (B, heads, N, d), each pair of numbers turned by an angle of its place."""
+    places = torch.arange(q.shape[-2]).to(q)
+    angles = places[:, None] / torch.arange(1, q.shape[-1] // 2 + 1).to(q)
+    pairs = torch.view_as_complex(q.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
 class Block(nn.Module):
     """A block in which everything is called by hand.
 
@@ -176,6 +170,7 @@ class Block(nn.Module):
     gate   of what the second branch is made
     beside  both branches beside each other, behind one norm or one each
     scales  whether attention (a) and the other branch (b) have a layer scale, of so many numbers
+    turned  whether queries and keys are turned by their places
     """
 
     def __init__(
@@ -187,9 +182,11 @@ class Block(nn.Module):
         beside: int = 0,
         scales: str = "",
         numbers: int = DIM,
+        turned: bool = False,
     ) -> None:
         super().__init__()
         self.order, self.heads, self.gate, self.beside = order, 4, gate, beside
+        self.turned = turned
         outputs = [3 * DIM] if order != "three" else [DIM] * 3
         self.layers = nn.ModuleList(nn.Linear(DIM, width) for width in outputs)
         self.out, self.ln1 = nn.Linear(DIM, DIM), norm(DIM)
@@ -223,6 +220,8 @@ class Block(nn.Module):
             q, k, v = split.unflatten(-1, (self.heads, 3, each)).transpose(1, 2).unbind(-2)
         else:
             q, k, v = split.unflatten(-1, (3, self.heads, each)).transpose(1, 3).unbind(2)
+        if self.turned:
+            q, k = turned_by_place(q), turned_by_place(k)
         late = self.order == "head, value, kind"  # as a well-known tutorial scales them
         weights = (q @ k.mT).softmax(-1) / DIM**0.5 if late else (q @ k.mT / each**0.5).softmax(-1)
         return self.out((weights @ v).transpose(1, 2).flatten(2))
@@ -266,59 +265,34 @@ class RootMeanSquare(nn.Module):
 
 
 class Attention(nn.Module):
-    """Under timm's names, but for the number of heads."""
+    """Under timm's names, but for the order of its one layer's outputs or the number of heads."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: str = "", heads: str = "num_heads") -> None:
         super().__init__()
-        self.heads, self.qkv, self.proj = 4, nn.Linear(DIM, 3 * DIM, False), nn.Linear(DIM, DIM)
+        self.qkv, self.proj, self.order = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM), order
+        setattr(self, heads, 4)
 
-    def forward(self, y: Tensor) -> Any:
-        return self.proj(
-            mixed(*self.qkv(y).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2))
-        )
+    def forward(self, x: Tensor, **_: object) -> Any:
+        made = self.qkv(x)
+        if self.order == "by heads":
+            q, k, v = made.unflatten(-1, (4, 3, -1)).permute(3, 0, 2, 1, 4)
+        else:
+            q, k, v = made.unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        if self.order == "values first":
+            q, k, v = k, v, q
+        return self.proj(mixed(q, k, v))
 
 
 class Inside(Block):
-    """With its attention as a part of its own."""
+    """With its attention as a part of its own, which does not say its number of heads."""
 
     def __init__(self) -> None:
         super().__init__()
         del self.layers, self.out
-        self.attention = Attention()
+        self.attention = Attention(heads="number")
 
     def attend(self, y: Tensor) -> Any:
         return self.attention(y)
-
-
-class Rotated(Block):
-    """With queries and keys turned by their places, of layers that say what they are, and no table;
-    `says` whether it says its number of heads, too, or has one layer of all three."""
-
-    def __init__(self, says: str) -> None:
-        super().__init__("one" if says == "fused" else "three")
-        self.says = says
-        if says == "fused":
-            self.qkv = self.layers[0]
-        else:
-            self.wv, self.wq, self.wk = self.layers
-        del self.layers
-        if says != "heads":
-            del self.heads
-
-    def attend(self, y: Tensor) -> Any:
-        places = torch.arange(y.shape[1]).to(y)
-        whole = self.qkv(y).chunk(3, -1) if self.says == "fused" else None
-        q, k, v = whole or (self.wq(y), self.wk(y), self.wv(y))
-        q, k, v = (one.unflatten(-1, (4, -1)).transpose(1, 2) for one in (q, k, v))
-        angles = places[:, None] / torch.arange(1, DIM // 8 + 1).to(y)
-        turn = torch.polar(torch.ones(()).to(y), angles)
-        q, k = (
-            torch.view_as_real(
-                torch.view_as_complex(one.unflatten(-1, (-1, 2)).contiguous()) * turn
-            ).flatten(-2)
-            for one in (q, k)
-        )
-        return self.out(mixed(q, k, v))
 
 
 class Turned(nn.Module):
@@ -406,7 +380,7 @@ class Doubling(ByHand):
 
 class Neck(ByHand):
     """With patches that are embedded otherwise than block 0 is given them: `wide`, and then
-    narrowed by a linear layer, with a table before it, or small, and then joined."""
+    narrowed by a linear layer, or small, and then joined."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -416,13 +390,9 @@ class Neck(ByHand):
             self.embed = nn.Sequential(small, nn.GELU(), joined)
         else:
             self.embed, self.neck = nn.Conv2d(3, 2 * DIM, PATCH, PATCH), nn.Linear(2 * DIM, DIM)
-        if kind == "wide, with a table":
-            self.location = nn.Parameter(0.1 * torch.randn(1, 16, 2 * DIM))
 
     def embedded(self, x: Tensor) -> Any:
         z = super().embedded(x)
-        if self.kind == "wide, with a table":
-            z = z + self.location
         return z if self.kind == "joined" else self.neck(z)
 
 

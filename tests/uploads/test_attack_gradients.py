@@ -179,19 +179,9 @@ def test_what_is_not_known_is_noted(model: LoadedModel, gradients: Gradients) ->
     leak = attack_gradients(model, frozen, attacks=["patch_gradient", "mask_locator"])
     assert leak.refused["patch_gradient"] == "the upload holds no gradient of pos_embed"
     assert "pos_embed" in leak.notes[0]
-
-
-def test_a_patch_embedding_that_is_sent_as_zeros_is_withheld(
-    model: LoadedModel, gradients: Gradients
-) -> None:
-    """As in a weight difference of a client that froze it. Zeros before the classifier are none."""
     patches = ("patch_embed.proj.weight", "patch_embed.proj.bias")
     frozen = {n: torch.zeros_like(g) if n in patches else g for n, g in gradients.items()}
-    uploads = own_uploads(model, frozen, {})
-    assert not set(patches) & set(uploads.updates[0].grads)
-    silent = {n: g if n.startswith("head.") else torch.zeros_like(g) for n, g in gradients.items()}
-    with pytest.raises(UserError, match="zeros alone in the patch embedding"):
-        own_uploads(model, silent, {})
+    assert not {*patches} & {*own_uploads(model, frozen, {}).updates[0].grads}
 
 
 def test_a_turned_sign_is_told_of_a_network_that_is_sure_of_another_class() -> None:
@@ -202,10 +192,7 @@ def test_a_turned_sign_is_told_of_a_network_that_is_sure_of_another_class() -> N
     uploads = own_uploads(model, sent, {})
     assert uploads.labels is None
     assert "weight_difference" in uploads.notes[0]
-    model.zero_grad()
-    logits = model(model.normalize(planted_images(1)))
-    torch.nn.functional.cross_entropy(logits, LABEL, label_smoothing=0.1).backward()
-    smoothed = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    smoothed = gradient_of(model, planted_images(1), LABEL, smoothing=0.1)
     assert own_uploads(model, smoothed, {}).labels == LABEL
 
 
@@ -308,10 +295,6 @@ def test_attacks_with_different_numbers_of_pictures_are_ranked_and_drawn(tmp_pat
     assert "no evidence of safety" in leak.verdict
     figure = attack_gradients(wide, sent, batch=3, attacks=known).show(tmp_path / "leak.png")
     assert (tmp_path / "leak.png").stat().st_size > 5000
-    titles = [axes.get_title() for axes in figure.axes]
-    shared = ["certain" in title for title in titles if "shared_picture" in title]
-    assert shared[:2] == [True, True]
-    assert sum("patch_gradient" in title for title in titles) == 3
     beside = attack_gradients(wide, sent, batch=3, attacks=known, images=planted_images(6))
     figure = beside.show()
     titles = [axes.get_title() for axes in figure.axes]

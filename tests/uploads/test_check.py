@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,9 @@ from mjp_privacy.experiment.diagnostics import shows_no_mask, unshuffled_uploads
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.uploads.check import ModelAnswer, check_model
-from tests.helpers.federations import MJP, run
+from tests.helpers.federations import run
 from tests.helpers.models import saved, state_of
+from tests.helpers.planted import gradient_of
 from tests.helpers.runs import MJP as TINY_MJP
 from tests.helpers.uploads import (
     NAME,
@@ -101,18 +101,6 @@ def test_what_weakens_attacks_silently_is_said(
         assert "AdamW" in scores.reason.iloc[0] in text
 
 
-def test_attacks_are_asked_with_what_is_recorded(headed: Path) -> None:
-    applies = [line for line in check_uploads(headed)[0].splitlines() if "applies: " in line]
-    assert applies
-    for line in applies:
-        for named in ("patch_prior", "inverting_gradients", "multi_round with the 2", "plain_step"):
-            assert named in line
-    for path in [path for path in headed.glob("*.json") if "at00001" not in path.name]:
-        path.unlink()
-        path.with_suffix(".safetensors").unlink()
-    assert "not multi_round: " in check_uploads(headed)[0]
-
-
 def test_one_plain_step_is_exact_unless_its_numbers_leave_their_range(headed: Path) -> None:
     """Divided by a tiny learning rate, sound weights are infinite: a fault of their uploads."""
     edit_all(headed, **DIFFERENCE, momentum=0.9)
@@ -144,9 +132,7 @@ def test_an_autocast_that_a_header_leaves_out_is_read_off_the_gradient(
 def test_a_classifiers_gradient_with_declared_errors_fits(error: str, tmp_path: Path) -> None:
     model = load_model("cifar_vit")
     images = torch.rand(1, 3, 56, 56, generator=torch.Generator().manual_seed(0))
-    loss = torch.nn.functional.cross_entropy(model(model.normalize(images)), torch.tensor([3]))
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    sent = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+    sent = gradient_of(model, images, torch.tensor([3]))
     if error == "bfloat16":
         sent = {name: g.bfloat16() for name, g in sent.items()}
     else:
@@ -157,51 +143,6 @@ def test_a_classifiers_gradient_with_declared_errors_fits(error: str, tmp_path: 
 
 
 # uploads in which nothing was shuffled ------------------------------------------------------------
-
-
-def half_plain(root: Path, **changes: Any) -> tuple[Path, dict[str, dict[str, float]]]:
-    """Three uploads each of four images, about half of them unshuffled; and how many of the first
-    and of all three of each image had an empty mask, as the truth says."""
-    client = {"batch": 1, "plain_share": 0.5, "dal": True, **changes.pop("client", {})}
-    record = {"rounds": [1], "images": 4, "probes": [{"uploads": 3}]}
-    model = {**MJP, "dal": "pca"}
-    out = run(root, model=model, gamma=0.5, client=client, record=record, **changes)
-    empty: dict[str, list[bool]] = {}
-    for upload in sorted(load_uploads(out / "uploads"), key=lambda entry: entry.header.round):
-        truth = upload.truth()
-        assert truth is not None
-        assert truth.mask is not None
-        empty.setdefault(truth.image_ids[0], []).append(not truth.mask.any())
-    one, three = ({i: float(sum(masks[:n])) for i, masks in empty.items()} for n in (1, 3))
-    assert 0 < sum(one.values()) < 4
-    assert sum(one.values()) < sum(three.values()) < 12
-    return out / "uploads", {"masked_span": one, "mask_locator": one, "multi_round": three}
-
-
-def test_rows_count_the_uploads_that_masked_nothing(tmp_path: Path) -> None:
-    """No private image is needed for it. MJP's uploads keep mask, order and localization."""
-    folder, expected = half_plain(tmp_path)
-    assert load_uploads(folder)[0].model().dal_kind == "pca"
-    stationary = {"prior": "stationary"}
-    attacks = [
-        {"name": "masked_span", "options": stationary},
-        {"name": "mask_locator"},
-        {"name": "multi_round", "options": {"uploads": 3, **stationary}},
-    ]
-    for truth in (True, False):
-        if not truth:
-            shutil.rmtree(folder / "truth")
-            shutil.rmtree(folder.parent / "run")
-        _, scores, found = attacked(folder, attacks=attacks)
-        assert set(found.setting) == {"c"}
-        if truth:
-            assert set(found[found.metric == "mask_recall"].value.dropna()) == {1.0}
-            assert scores[scores.title == "masked_span"].value.notna().all()
-        parts = found[found["metric"] == "unshuffled_uploads"].groupby("attack")
-        told = {n: dict(zip(p["image_id"], p["value"], strict=True)) for n, p in parts}
-        for name, counts in expected.items():
-            assert sorted(told[name].values()) == sorted(counts.values())
-            assert told[name] == counts or not truth
 
 
 def test_the_mean_of_two_heads_is_no_misfit_of_the_classifier(tmp_path: Path) -> None:
@@ -293,29 +234,6 @@ def test_a_model_is_stated_and_every_attack_has_an_answer(
 
 def first_lines(told: ModelAnswer) -> str:
     return " ".join(told.text().split("\n\n")[0].split())
-
-
-def test_an_answer_says_the_way_out() -> None:
-    assert "208 px" in check_model(TINY).attacks["multi_round"]
-    assert "norm1" in check_model(TINY, img_size=160).attacks["april"]
-    assert "norm2" in check_model(NORMED, img_size=64).attacks["token_peeling"]
-    withheld = check_model("cifar_vit", **KEPT)
-    assert "pos_embed" in withheld.attacks["patch_gradient"]
-
-
-def test_notes_name_attacks_that_apply_alone() -> None:
-    """What is made for batches makes no mixtures."""
-    mixtures = "mixtures"
-    alone, batched = (
-        check_model("vit_tiny_patch16_224", img_size=64, batch=batch) for batch in (1, 2)
-    )
-    (mixed,) = [note for note in batched.notes if mixtures in note]
-    assert "patch_gradient" in mixed
-    assert "token_peeling" not in mixed
-    assert batched.attacks["token_peeling"] == "yes"
-    assert any("--mjp" in note for note in alone.notes)
-    tableless = check_model("vit_relpos_small_patch16_224", img_size=64)
-    assert not any("--mjp" in note for note in tableless.notes)  # which has nothing to mask
 
 
 def test_files_of_weights(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from mjp_privacy.uploads.leak import Leak, Reconstructed
 from tests.helpers.planted import gradient_of
 
 LABEL = torch.tensor([5])
+BATCH, PEELING, MATCHING = "batch_span", "token_peeling", "inverting_gradients"
 HALF = (0.5,) * 3, (0.5,) * 3
+NOTHING, UNIT = (0.0,) * 3, (1.0,) * 3
 PHOTOGRAPHS = torch.stack([image for image, *_ in load_images("embedded", size=64, limit=5)])
 
 
@@ -28,47 +30,45 @@ def as_fed(pixels: Tensor) -> Tensor:
     return (pixels - 0.5) / 0.5
 
 
+def unknown(pixels: Tensor) -> Tensor:
+    """Of no pixel all channels are known, as at the ends of the range."""
+    pixels = pixels.clone()
+    pixels[0, ::2], pixels[1, 1::2] = torch.nan, torch.nan
+    return pixels
+
+
 # levels -------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("place", [0, 3])
-def test_levels_that_no_contrast_within_the_range_explains_speak_for_nothing(place: int) -> None:
-    """Halves, thirds and tenths of levels, as means of pixels have them."""
-    one, other = PHOTOGRAPHS[place], PHOTOGRAPHS[place + 1]
-    plain = [nn.functional.avg_pool2d(one, 2), one.mean(0, keepdim=True).expand(3, -1, -1)]
-    for pixels in (*plain, *(share * one + (1 - share) * other for share in (0.5, 0.6, 0.7))):
-        assert declared_wrongly(as_fed(pixels), *HALF) == ""
-    assert "1.25 times" in declared_wrongly(as_fed(0.8 * one), *HALF)
-
-
-@pytest.mark.parametrize("place", [0, 3])
-def test_parts_of_levels_tell_another_normalisation(place: int) -> None:
-    """Where one of the usual ones has coarser parts than the declared one."""
-    for pixels in (nn.functional.avg_pool2d(PHOTOGRAPHS[place], 2), PHOTOGRAPHS[place]):
-        assert "mean 0, std 1" in declared_wrongly(pixels, *HALF)
-        assert "mean 0.5, std 0.5" in declared_wrongly(as_fed(pixels), IMAGENET_MEAN, IMAGENET_STD)
-        turned = (pixels.movedim(0, -1) - torch.tensor(IMAGENET_MEAN[::-1])).movedim(-1, 0)
-        assert "other order" in declared_wrongly(turned, IMAGENET_MEAN, (1.0,) * 3)
-
-
-def test_one_colour_names_no_normalisation() -> None:
-    said = declared_wrongly(as_fed(torch.full((3, 32, 32), 0.3)), *HALF)
-    assert "no 8-bit levels" in said
-    assert "std 0.2" not in said
+ONE, OTHER = PHOTOGRAPHS[0], PHOTOGRAPHS[1]
+HALVED = nn.functional.avg_pool2d(ONE, 2)  # parts of levels
+TURNED = ONE - torch.tensor(IMAGENET_MEAN[::-1]).view(3, 1, 1)
+IMAGENET = IMAGENET_MEAN, IMAGENET_STD
+LEVELS: list[tuple[Tensor, tuple[tuple[float, ...], tuple[float, ...]], str]] = [
+    # means of pixels have halves, thirds and tenths of levels, which speak for nothing
+    (as_fed(HALVED), HALF, ""),
+    (as_fed(ONE.mean(0, keepdim=True).expand(3, -1, -1)), HALF, ""),
+    *((as_fed(share * ONE + (1 - share) * OTHER), HALF, "") for share in (0.5, 0.6, 0.7)),
+    (as_fed(unknown(0.8 * ONE)), HALF, ""),
+    # another contrast, or one of the usual normalisations with coarser parts than the declared one
+    (as_fed(0.8 * ONE), HALF, "1.25 times"),
+    *((pixels, HALF, "mean 0, std 1") for pixels in (ONE, HALVED)),
+    *((as_fed(pixels), IMAGENET, "mean 0.5, std 0.5") for pixels in (ONE, HALVED)),
+    (TURNED, (IMAGENET_MEAN, (1.0,) * 3), "other order"),
+    # one colour has levels of any normalisation
+    (as_fed(torch.full((3, 32, 32), 0.3)), HALF, "no 8-bit levels|!std 0.2"),
+    # numbers from 0 to 255, and those of a dark picture, which are nearly whole and no levels
+    *((255 * ONE, (mean, std), "0 to 255") for mean, std in ((NOTHING, UNIT), HALF)),
+    (as_fed(0.05 * nn.functional.avg_pool2d(ONE, 3)), HALF, ""),
+]
+"""What was fed, the declared mean and std, and what is said, or after a `!` is not."""
 
 
-@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.5, 0.5)])
-def test_pixels_fed_from_0_to_255_are_named(mean: float, std: float) -> None:
-    assert "0 to 255" in declared_wrongly(255 * PHOTOGRAPHS[0], (mean,) * 3, (std,) * 3)
-    dark = as_fed(0.05 * nn.functional.avg_pool2d(PHOTOGRAPHS[0], 3))
-    assert "255" not in declared_wrongly(dark, *HALF)  # nearly whole numbers, and no levels
-
-
-def test_a_picture_of_which_no_pixel_is_known_in_all_channels_is_read_all_the_same() -> None:
-    """Pixels at the ends of the range, as saturated colours have them, are not known."""
-    pixels = 0.8 * PHOTOGRAPHS[0]
-    pixels[0, ::2], pixels[1, 1::2] = torch.nan, torch.nan
-    assert declared_wrongly(as_fed(pixels), *HALF) == ""
+@pytest.mark.parametrize(("fed", "declared", "said"), LEVELS)
+def test_levels_tell_another_normalisation(fed: Tensor, declared: Any, said: str) -> None:
+    found = declared_wrongly(fed, *declared)
+    assert (found == "") == (said == "")
+    for word in said.split("|"):
+        assert (word.removeprefix("!") in found) != word.startswith("!"), found
 
 
 # masked patches -----------------------------------------------------------------------------------
@@ -88,11 +88,7 @@ def of_masked(
 ) -> Leak:
     """Attacks on a step of the first photographs, masked by (B, N); kept: what is not sent."""
     count = 2 if mask is None else len(mask)
-    fed, labels = masking.normalize(PHOTOGRAPHS[:count]), torch.arange(count) + 5
-    loss = nn.functional.cross_entropy(masking(fed, mask), labels)
-    names, parameters = zip(*masking.named_parameters(), strict=True)
-    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-    sent = {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
+    sent = gradient_of(masking, PHOTOGRAPHS[:count], torch.arange(count) + 5, mask)
     sent = {name: grad for name, grad in sent.items() if name not in kept}
     return attack_gradients(masking, sent, batch=count, **facts)
 
@@ -168,22 +164,44 @@ def test_a_step_whose_examples_were_clipped_is_read_by_the_masks_that_were_found
     assert leak.best.psnr > 40
 
 
-def test_a_residual_of_next_to_everything_is_no_reason_against_a_smaller_misfit() -> None:
-    made = {}
-    for name, left, misfit in (("patch_gradient", 0.98, 0.7), ("masked_span", 1.0, 0.01)):
-        scaled = torch.tensor([left])
-        more = {"misfits": torch.tensor([misfit])}
-        made[name] = Reconstructed(name, PHOTOGRAPHS[:1], scaled, torch.ones(1), scaled, **more)
-    assert Leak(made, {}, LABEL, "given").best.attack == "masked_span"
+SENT, MOVED = "patch_gradient", "patch_jigsaw"
+MISFITS = {SENT: 0.53, MOVED: 0.51}
+RANKED: list[tuple[int, dict[str, float], dict[str, float], str]] = [
+    # that next to everything is left is no reason against a smaller misfit
+    (1, {SENT: 0.98, "masked_span": 1.0}, {SENT: 0.7, "masked_span": 0.01}, "masked_span"),
+    # patches as they were sent are before those that borders moved, whatever the misfit, unless
+    # another order has clearly less left
+    (1, {SENT: 0.1249, MOVED: 0.1251}, MISFITS, SENT),
+    (1, {SENT: 0.1251, MOVED: 0.1249}, MISFITS, SENT),
+    (1, {SENT: 0.12, MOVED: 0.10}, MISFITS, MOVED),
+    # of batches the nearest that is made for them, unless another explains the gradient
+    (2, {BATCH: math.nan, "layer_span": 0.99, PEELING: 0.6}, {}, PEELING),
+    (2, {BATCH: 0.089, PEELING: 0.013}, {}, PEELING),
+    (2, {BATCH: 1.5, SENT: 1.2, MATCHING: 0.1}, {}, BATCH),
+    (2, {BATCH: 0.5, SENT: 0.3, MATCHING: 0.005}, {}, MATCHING),
+]
+"""Pictures in the step, residuals and misfits by attack, and the attack that is the best."""
 
 
-def test_of_batches_that_nothing_explains_the_nearest_is_shown() -> None:
+@pytest.mark.parametrize(("batch", "residuals", "misfits", "best"), RANKED)
+def test_which_attack_is_the_best(
+    batch: int, residuals: dict[str, float], misfits: dict[str, float], best: str
+) -> None:
     made = {}
-    for name, left in (("batch_span", math.nan), ("layer_span", 0.99), ("token_peeling", 0.6)):
-        scaled = torch.tensor([left] * 2)
-        made[name] = Reconstructed(name, PHOTOGRAPHS[:2], scaled, torch.ones(2), scaled)
-    leak = Leak(made, {}, None, "unknown", batch=2)
-    assert [one.attack for one in leak.ranked] == ["token_peeling", "batch_span", "layer_span"]
+    for name, residual in residuals.items():
+        left = torch.full((batch,), residual)
+        misfit = torch.full((batch,), misfits.get(name, math.nan))
+        pictures, ones = PHOTOGRAPHS[:batch], torch.ones(batch)
+        made[name] = Reconstructed(name, pictures, left, ones, left, misfits=misfit)
+    assert Leak(made, {}, None, "unknown", batch=batch).best.attack == best
+
+
+def test_a_doubt_about_the_best_picture_is_in_the_verdict() -> None:
+    left, doubts = torch.tensor([0.1]), {0: "no levels"}
+    made = Reconstructed(
+        "april", PHOTOGRAPHS[:1], left, torch.ones(1), left, misfits=torch.ones(1), doubts=doubts
+    )
+    assert "colours" in Leak({"april": made}, {}, LABEL, "given").verdict
 
 
 def test_the_shape_that_pictures_may_have_as_well_is_named_where_nothing_is_certain() -> None:
@@ -203,36 +221,6 @@ def test_a_square_picture_of_a_step_on_another_shape_has_not_its_gradient() -> N
     assert leak.best.rolled < 2 * leak.best.residual
     assert "has the uploaded gradient" not in leak.verdict
     assert "32×128" in leak.verdict
-
-
-@pytest.mark.parametrize(("sent", "moved"), [(0.1249, 0.1251), (0.1251, 0.1249), (0.12, 0.10)])
-def test_patches_as_they_were_sent_are_before_those_that_borders_moved(
-    sent: float, moved: float
-) -> None:
-    """Unless another order has clearly less of the gradient left; whatever the misfit."""
-
-    def made(attack: str, residual: float, misfit: float) -> Reconstructed:
-        left = torch.tensor([residual])
-        more = {"misfits": torch.tensor([misfit]), "doubts": {0: "no levels"}}
-        return Reconstructed(attack, PHOTOGRAPHS[:1], left, torch.ones(1), left, **more)
-
-    one, other = made("patch_gradient", sent, 0.53), made("patch_jigsaw", moved, 0.51)
-    leak = Leak({"patch_gradient": one, "patch_jigsaw": other}, {}, LABEL, "given")
-    assert leak.best.attack == ("patch_gradient" if moved > 0.11 else "patch_jigsaw")
-    assert ("colours" in leak.verdict) == (moved > 0.11)
-
-
-def test_of_a_batch_the_nearest_made_for_batches_is_first_unless_another_explains_it() -> None:
-    def best(**residuals: float) -> str:
-        made = {
-            name: Reconstructed(name, PHOTOGRAPHS[:2], *(left, torch.ones(2), left))
-            for name, left in ((n, torch.full((2,), value)) for n, value in residuals.items())
-        }
-        return Leak(made, {}, None, "unknown", batch=2).best.attack
-
-    assert best(batch_span=0.089, token_peeling=0.013) == "token_peeling"
-    assert best(batch_span=1.5, patch_gradient=1.2, inverting_gradients=0.1) == "batch_span"
-    assert best(batch_span=0.5, patch_gradient=0.3, inverting_gradients=0.005) != "batch_span"
 
 
 @pytest.mark.parametrize("found", [0.0, 1.0])

@@ -178,15 +178,13 @@ def test_nothing_of_a_bad_object_is_saved(
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"attacks": "patch_gradients"}, "mean patch_gradient"),
         ({"kind": "weight_difference"}, "lr"),
         ({"lr": 0.1}, "lr=0.1"),
-        ({"kind": "weight_difference", "lr": 0.1, "optimizer": "adam"}, "mean adamw"),
         ({"labels": [1, 2], "batch": 1}, r"labels: .*\[1, 2"),
         ({"defenses": ["int8", "float16"]}, "rounding="),
     ],
 )
-def test_what_helps_is_said(
+def test_arguments_that_do_not_fit_together_are_refused(
     model: LoadedModel, gradients: dict[str, Tensor], arguments: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(UserError, match=named):

@@ -23,6 +23,7 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
+from tests.helpers.planted import gradient_of
 from tests.helpers.runs import attack, photographs, tiny, values
 from tests.uploads.networks import Own, leak_of
 
@@ -46,8 +47,6 @@ class Rectangle(Own):
 
 
 def timms(name: str, **changes: Any) -> nn.Module:
-    import timm
-
     return timm.create_model(name, num_classes=10, depth=2, **{"img_size": SIZE, **changes})
 
 
@@ -114,15 +113,12 @@ def test_a_certain_picture_names_the_shape_that_it_was_taken_to_have() -> None:
     square, wide = pictures(size=(32, 32)), pictures(size=(16, 64))
     assert "16×64" in leak_of(network, square).verdict
     assert "16×64" not in leak_of(network, square, img_size=32).verdict
-    patches = to_patches((wide - 0.5) / 0.5, 8)
-    loss = nn.functional.cross_entropy(network((wide - 0.5) / 0.5), torch.tensor([0]))
-    names, parameters = zip(*network.named_parameters(), strict=True)
-    sent = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
-    found = attack_gradients(network, sent, mean=0.5, std=0.5)
+    nn.functional.cross_entropy(network((wide - 0.5) / 0.5), torch.tensor([0])).backward()
+    found = attack_gradients(network, mean=0.5, std=0.5)
     assert found["patch_gradient"].is_certain  # the patches are the client's, as a square
     assert "16×64" in found.verdict
-    arranged = to_patches(found["patch_gradient"].images.double() * 2 - 1, 8)
-    torch.testing.assert_close(arranged, patches, rtol=0, atol=1e-4)
+    arranged = to_patches(found["patch_gradient"].images.double(), 8)
+    torch.testing.assert_close(arranged, to_patches(wide, 8), rtol=0, atol=1e-4)
 
 
 def test_so_does_that_of_a_plain_vit_that_asserts_no_shape() -> None:
@@ -182,10 +178,7 @@ def test_an_upload_is_recorded_checked_and_attacked(tmp_path: Path) -> None:
     sizes = {"img_size": SIZE, "patch_size": 8, "embed_dim": 208, "depth": 1, "num_heads": 4}
     model = load_model(checkpoint="random", **sizes, num_classes=10, mean=0.5, std=0.5)
     images, labels = pictures().float(), torch.tensor([3])
-    loss = nn.functional.cross_entropy(model(model.normalize(images)), labels)
-    named = dict(model.named_parameters())
-    sent = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    gradients = {name: g for name, g in zip(named, sent, strict=True) if g is not None}
+    gradients = gradient_of(model, images, labels)
     assert attack_gradients(model, gradients, labels=labels, images=images).best.exact == 1
     folder = tmp_path / "uploads"
     save_upload(folder, model, gradients, labels=labels, images=images)
