@@ -32,8 +32,8 @@ from mjp_privacy.models.checkpoint_files import (
 from mjp_privacy.models.checkpoints import (
     STATES,
     UnknownInit,
-    check_same,
     completed,
+    fill,
     load_into,
     shape_of,
     stated,
@@ -302,7 +302,9 @@ def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedMod
     """
     numbers: dict[str, Any] = {key: getattr(spec, key) for key in NEEDED}
     if classifies and not numbers["num_classes"]:
-        raise UserError(f"{spec.name}: expected a head of 1 class or more, got num_classes=0.")
+        raise UserError(
+            f"{source}: expected a classifier, with a head of 1 class or more, got num_classes=0."
+        )
     numbers["mlp_ratio"] = spec.mlp_ratio or 4.0
     outline = torch.empty(0).is_meta  # it takes no memory
     free = None if outline else free_bytes(torch.device("cpu"))
@@ -415,10 +417,7 @@ def load_other(
     spec = replace(spec, img_size=sizes.img_size, num_classes=sizes.num_classes)
     with torch.device("meta" if outline else "cpu"):
         network = build_other(sizes)
-    check_same(network, file.tensors, weights_of(network), file.shown)
-    if not outline:
-        stored = {key: tensor.float() for key, tensor in file.tensors.items()}
-        network.load_state_dict(stored, strict=False)
+    fill(network, file.tensors, weights_of(network), file.shown)
     report = CheckpointReport(file.path.name, file.sha256, sizes.family)
     network.card = spec.card(str(sizes), report)
     return network.eval()
