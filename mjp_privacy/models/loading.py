@@ -241,6 +241,8 @@ def _plain(
         spec = replace(spec, trained_gamma=None)
     spec = filled(spec, made_up or {})
     check_complete(spec, where)
+    if not spec.num_classes:
+        raise UserError(f"{where}: expected a head of 1 class or more, got num_classes=0.")
     with torch.random.fork_rng(devices=[]), torch.device("cpu" if made_up is None else "meta"):
         torch.manual_seed(derive_seed("random weights", spec.name, seed))
         model = build(spec, where)
@@ -295,16 +297,9 @@ def _read_off(
 # the network --------------------------------------------------------------------------------------
 
 
-def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedModel:
-    """The network of a complete spec, with weights as torch draws them.
-
-    classifies  whether a network without a head (num_classes 0) is refused
-    """
+def build(spec: ModelSpec, source: str) -> LoadedModel:
+    """The network of a complete spec, with weights as torch draws them."""
     numbers: dict[str, Any] = {key: getattr(spec, key) for key in NEEDED}
-    if classifies and not numbers["num_classes"]:
-        raise UserError(
-            f"{source}: expected a classifier, with a head of 1 class or more, got num_classes=0."
-        )
     numbers["mlp_ratio"] = spec.mlp_ratio or 4.0
     outline = torch.empty(0).is_meta  # it takes no memory
     free = None if outline else free_bytes(torch.device("cpu"))

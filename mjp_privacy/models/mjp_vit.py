@@ -131,6 +131,14 @@ class Network(nn.Module):
         """A parameter, which tells the network's device and precision."""
         return next(self.parameters())
 
+    def probe(self, purpose: str = "", count: int = 1) -> Tensor:
+        """Inputs (count, C, H, W) by which the network is asked what it does: random ones that are
+        drawn for a purpose, or zeros."""
+        shape = (count, self.channels, *self.grid.pixels(self.patch_size))
+        if not purpose:
+            return self.like.new_zeros(shape)
+        return torch.randn(shape, generator=torch_generator(purpose)).to(self.like)
+
     @property
     def channels(self) -> int:
         """Of the pictures whose patches are embedded: 3, or 1 for grey ones."""

@@ -143,14 +143,12 @@ class TimmNetwork(Network):
     @cached_property
     def _changes(self) -> Tensor:
         """(tokens, width) bool: which numbers that block 0 is given change with the picture."""
-        size = self.grid.pixels(self.patch_size)
         like_patches = torch.ones(self.grid.patches, self.embed_dim, dtype=torch.bool)
         if not len(getattr(self.net, "blocks", ())):  # a Swin's stages have no such name
             return like_patches
-        generator = torch_generator("a picture for the places of patches")
-        pictures = torch.randn(2, 1, self.channels, *size, generator=generator).to(self.like)
+        pictures = self.probe("a picture for the places of patches", 2)
         with torch.no_grad():
-            one, other = (input_of(self.net, self.blocks[0], x) for x in pictures)
+            one, other = (input_of(self.net, self.blocks[0], x) for x in pictures.unsqueeze(1))
         if not isinstance(one, Tensor):  # a network of one's own may hand on anything
             return like_patches
         width = self.embed_dim if self.embed_dim in one.shape else one.shape[-1]
@@ -232,10 +230,8 @@ class TimmNetwork(Network):
 def check_equation(network: TimmNetwork) -> None:
     """Raise unless the patch equation holds, so that no attack reads what a network does not do;
     without a table nothing sends the g_i."""
-    kind, like = kind_of(network.net), network.like
-    size = network.grid.pixels(network.patch_size)
-    generator = torch_generator("a picture for the patch equation")
-    x = torch.randn(1, network.channels, *size, generator=generator).to(like)
+    kind, size = kind_of(network.net), network.grid.pixels(network.patch_size)
+    x = network.probe("a picture for the patch equation")
     takes = f"that takes one picture of {size_text(size)} px"
     with torch.no_grad(), code_of(network.net, takes, IN_SIZE):
         given = input_of(network.net, network.patch_embed.proj, x)

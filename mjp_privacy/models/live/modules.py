@@ -172,7 +172,7 @@ def _plain_copy(module: nn.Module, pixels: Mapping[str, Any]) -> LoadedModel | N
     state = {name: value.to(dtype) for name, value in layout.to_own(tensors).items()}
     spec = completed(facts, shape_of(state, source), layout, source)
     check_complete(spec, source)
-    copy = build(spec, source, classifies=False).to(dtype)
+    copy = build(spec, source).to(dtype)
     file = WeightFile(Path(source), tensors_sha256(state), tensors)
     copy = with_card(copy, spec, load_into(copy, state, file))
     head = next(iter(around("head.weight")), None)
