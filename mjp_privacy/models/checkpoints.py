@@ -486,9 +486,11 @@ OWN_SIZES = (
 def fill(
     network: nn.Module, came: Mapping[str, Tensor], needed: Collection[str], source: str
 ) -> None:
-    """Copy the tensors of a file into a network, in the network's types; see `check_same`."""
+    """Copy the tensors of a file into a network, in the network's types, but into no outline; see
+    `check_same`."""
     check_same(network, came, needed, source)
-    network.load_state_dict(dict(came), strict=False)
+    if not next(network.parameters()).is_meta:
+        network.load_state_dict(dict(came), strict=False)
 
 
 def check_same(
