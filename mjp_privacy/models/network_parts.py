@@ -209,7 +209,7 @@ HOLDS = 1e-3
 
 
 def equation_errors(
-    network: nn.Module, x: Tensor, table: nn.Parameter, weight: nn.Parameter
+    network: nn.Module, x: Tensor, table: Tensor, weight: Tensor
 ) -> list[float] | None:
     """The relative error of the equation for a picture x (1, C, H, W), with the patches' rows of a
     network's table at each place where they may begin; None where it does not learn one of the two.
