@@ -89,7 +89,8 @@ def test_the_package_is_used_as_its_page_says(
     assert {variant for _, variant in names["scores"]} == {"paper", "standard"}
     assert all(values.shape == (2,) for values in names["scores"].values())
     assert names["summary"].exit_code == 0
-    assert names["target"].shape == names["prediction"].shape == (156, 2)
+    assert names["target"].shape == names["prediction"].shape == (196, 2)
+    assert int(names["visible"].sum()) == 156
 
 
 # README -------------------------------------------------------------------------------------------

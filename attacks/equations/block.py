@@ -71,9 +71,7 @@ def lacks_block(model: MJPVisionTransformer) -> str | None:
         return f"before its two-layer network stands a {kind}, no norm that can be told"
     first = model.get_submodule(first_layers(model)[0])
     if model.family == "timm":
-        pixels = model.grid.pixels(model.patch_size)
-        picture = model.like.new_zeros(1, model.channels, *pixels)
-        ended = [one.part for one in run_of(model, picture)]  # of an outline, too
+        ended = [one.part for one in run_of(model, model.probe())]  # of an outline, too
         if first in ended and ended.index(first) < ended.index(block.norm2):
             return "block 0's norm2 stands behind its two-layer network"
     return model.other_tokens or None
@@ -92,35 +90,19 @@ def first_layers(model: MJPVisionTransformer) -> tuple[str, ...]:
 def is_run_again(model: MJPVisionTransformer) -> bool:
     """Whether layers of block 0 run more than once for a picture, or share their weights with
     layers of other blocks, so that a gradient is the sum of several layers'."""
-    weights = [model.get_submodule(name).weight for name in layers_read(model)]
-    runs = [0] * len(weights)
-
-    def count(at: int) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            runs[at] += 1
-
-        return hook
-
-    handles = [
-        part.register_forward_hook(count(at))
-        for part in model.modules()
-        for at, weight in enumerate(weights)
-        if any(held is weight for held in part._parameters.values())
+    used = [
+        id(parameter)
+        for ran in run_of(model, model.probe())
+        for parameter in ran.part._parameters.values()
     ]
-    pixels = model.grid.pixels(model.patch_size)
-    with torch.no_grad():
-        model(model.like.new_zeros(1, model.channels, *pixels))
-    for handle in handles:
-        handle.remove()
-    return max(runs) > 1
+    weights = [model.get_submodule(name).weight for name in layers_read(model)]
+    return any(used.count(id(weight)) > 1 for weight in weights)
 
 
 def equations_hold(model: MJPVisionTransformer) -> bool:
     """Whether a float64 model's block 0 computes what the equations say, as a random picture shows:
     another scale, norm or position in it gives another output."""
-    block, size = model.blocks[0], model.grid.pixels(model.patch_size)
-    generator = torch_generator("a picture for block 0's equations")
-    x = torch.randn(1, model.channels, *size, generator=generator).to(model.like)
+    block, x = model.blocks[0], model.probe("a picture for block 0's equations")
     outputs = list[Tensor]()
     handle = block.register_forward_hook(
         lambda *ran: outputs.append(pictures_first(block, first_tensor(ran[2]))[0])

@@ -111,9 +111,8 @@ class LayerSpans:
         show as many tokens as any does; None where none of the first blocks' shows any."""
         tokens, bases, doubts = batch * model.tokens, {}, {}
         layers = layers_of(model)
-        black = model.like.new_zeros(1, model.channels, *model.grid.pixels(model.patch_size))
         with torch.no_grad(), inputs_of(model, layers) as seen:
-            through_blocks(model, black)
+            through_blocks(model, model.probe())
         for name in layers:
             if name not in seen or f"{name}.weight" not in grads:
                 continue  # some networks use a layer's weight alone, and do not call it

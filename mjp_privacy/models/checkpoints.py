@@ -54,8 +54,8 @@ LAYERS = (
 )
 TABLES = ("pos_embed", "index_embed")
 HEAD, PATCHES, FC1 = "head.weight", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight"
-AXES = {PATCHES: 4, FC1: 2, HEAD: 2, "cls_token": 3}
-SHAPED = {**AXES, **dict.fromkeys(TABLES, 3)}
+AXES = {PATCHES: 4, FC1: 2, "cls_token": 3}
+SHAPED = {**AXES, HEAD: 2, **dict.fromkeys(TABLES, 3)}
 OTHERS = ("reg_token", "blocks.0.ls1.gamma")  # of other networks
 SHOWN = 6  # names in a message
 CLIP_EPS = 1e-5
@@ -82,15 +82,11 @@ def of_a_model(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 # what the tensors show ----------------------------------------------------------------------------
 
 
-def shape_of(
-    state: Mapping[str, Tensor], source: str, *, classifies: bool = True
-) -> dict[str, Any]:
+def shape_of(state: Mapping[str, Tensor], source: str) -> dict[str, Any]:
     """The architecture that tensors under own names show, by field of `ModelSpec`, and its `grid`:
     how many patches its position table is for, None without one. The number of heads does not show.
-
-    classifies  whether a network without a head is refused: a file must hold a classifier
     """
-    _check_plain(state, source, classifies=classifies)
+    _check_plain(state, source)
     blocks = {match[1] for name in state if (match := BLOCK.match(name))}
     width, table = state[PATCHES].shape[0], state.get("pos_embed")
     linear = "linear" if "dal_regressor.layers.weight" in state else "none"
@@ -113,11 +109,11 @@ def shape_of(
     }
 
 
-def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) -> None:
+def _check_plain(state: Mapping[str, Tensor], source: str) -> None:
     """Raise unless the tensors from which sizes are read are there; all others are compared where
     they are copied."""
     shapes = {name: tuple(state[name].shape) for name in SHAPED if name in state}
-    if missing := [name for name in AXES if name not in state and (classifies or name != HEAD)]:
+    if missing := [name for name in AXES if name not in state]:
         fault = f"lacks a tensor {missing[0]!r}, it has {first_of(sorted(state), SHOWN)}"
     elif strange := [name for name in OTHERS if name in state]:
         fault = f"holds {strange[0]!r}"
@@ -127,8 +123,8 @@ def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) 
     else:
         return
     raise UserError(
-        f"{source} {shown(fault)}: expected a plain ViT{' classifier' * classifies} with one "
-        "class token, one head and no layer scale, of RGB pictures, in the layout of "
+        f"{source} {shown(fault)}: expected a plain ViT with one class token, one head and no "
+        "layer scale, of RGB pictures, in the layout of "
         f"{'; '.join(layout.title for layout in LAYOUTS)}. A network of your own code: "
         "give it, with its gradients, to attack_gradients in Python."
     )
@@ -469,10 +465,7 @@ def load_into(
     unknown = layout.unknown(file.tensors)
     of_layers = (name for name in state if name.startswith(LAYERS) or name in unknown)
     used = {name: state[name] for name in (*of_layers, *expected) if name in state}
-    check_same(model, used, expected, source)
-    with torch.no_grad():
-        for name, parameter in expected.items():
-            parameter.copy_(state[name])
+    fill(model, used, expected, source)
     return CheckpointReport(
         file.path.name,
         file.sha256,
@@ -490,12 +483,23 @@ OWN_SIZES = (
 )
 
 
+def fill(
+    network: nn.Module, came: Mapping[str, Tensor], needed: Collection[str], source: str
+) -> None:
+    """Copy the tensors of a file into a network, in the network's types, but into no outline; see
+    `check_same`."""
+    check_same(network, came, needed, source)
+    if not next(network.parameters()).is_meta:
+        network.load_state_dict(dict(came), strict=False)
+
+
 def check_same(
     network: nn.Module, came: Mapping[str, Tensor], needed: Collection[str], source: str
 ) -> None:
     """Raise unless the tensors of a file are those of a network.
 
-    needed  the names that the file must hold; others of the network may be left out
+    needed  the names that the file must hold; others of the network, such as buffers, may be left
+            out
     """
     own = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     missing, surplus = sorted(set(needed) - set(came)), sorted(set(came) - set(own))

@@ -32,8 +32,8 @@ from mjp_privacy.models.checkpoint_files import (
 from mjp_privacy.models.checkpoints import (
     STATES,
     UnknownInit,
-    check_same,
     completed,
+    fill,
     load_into,
     shape_of,
     stated,
@@ -241,6 +241,8 @@ def _plain(
         spec = replace(spec, trained_gamma=None)
     spec = filled(spec, made_up or {})
     check_complete(spec, where)
+    if not spec.num_classes:
+        raise UserError(f"{where}: expected a head of 1 class or more, got num_classes=0.")
     with torch.random.fork_rng(devices=[]), torch.device("cpu" if made_up is None else "meta"):
         torch.manual_seed(derive_seed("random weights", spec.name, seed))
         model = build(spec, where)
@@ -295,14 +297,9 @@ def _read_off(
 # the network --------------------------------------------------------------------------------------
 
 
-def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedModel:
-    """The network of a complete spec, with weights as torch draws them.
-
-    classifies  whether a network without a head (num_classes 0) is refused
-    """
+def build(spec: ModelSpec, source: str) -> LoadedModel:
+    """The network of a complete spec, with weights as torch draws them."""
     numbers: dict[str, Any] = {key: getattr(spec, key) for key in NEEDED}
-    if classifies and not numbers["num_classes"]:
-        raise UserError(f"{spec.name}: expected a head of 1 class or more, got num_classes=0.")
     numbers["mlp_ratio"] = spec.mlp_ratio or 4.0
     outline = torch.empty(0).is_meta  # it takes no memory
     free = None if outline else free_bytes(torch.device("cpu"))
@@ -415,10 +412,7 @@ def load_other(
     spec = replace(spec, img_size=sizes.img_size, num_classes=sizes.num_classes)
     with torch.device("meta" if outline else "cpu"):
         network = build_other(sizes)
-    check_same(network, file.tensors, weights_of(network), file.shown)
-    if not outline:
-        stored = {key: tensor.float() for key, tensor in file.tensors.items()}
-        network.load_state_dict(stored, strict=False)
+    fill(network, file.tensors, weights_of(network), file.shown)
     report = CheckpointReport(file.path.name, file.sha256, sizes.family)
     network.card = spec.card(str(sizes), report)
     return network.eval()

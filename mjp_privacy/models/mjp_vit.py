@@ -131,6 +131,14 @@ class Network(nn.Module):
         """A parameter, which tells the network's device and precision."""
         return next(self.parameters())
 
+    def probe(self, purpose: str = "", count: int = 1) -> Tensor:
+        """Inputs (count, C, H, W) by which the network is asked what it does: random ones that are
+        drawn for a purpose, or zeros."""
+        shape = (count, self.channels, *self.grid.pixels(self.patch_size))
+        if not purpose:
+            return self.like.new_zeros(shape)
+        return torch.randn(shape, generator=torch_generator(purpose)).to(self.like)
+
     @property
     def channels(self) -> int:
         """Of the pictures whose patches are embedded: 3, or 1 for grey ones."""
@@ -168,31 +176,19 @@ class Network(nn.Module):
         others = table.expand(patches.shape[0], -1, -1)
         return torch.cat((others[:, : own.start], patches, others[:, own.stop :]), dim=1)
 
-    def dal(self, mask: Tensor | None = None, *, normalize: bool = False) -> tuple[Tensor, Tensor]:
-        """Target and prediction (n, 2) of the n unmasked positions; of a mask (B, N), which must
-        have the same n in each row, (B, n, 2)."""
-        target, prediction, visible = self._localize(mask, normalize)
-        counts = visible.sum(-1)
-        if bool((counts != counts.max()).any()):
-            raise UserError(
-                "Expected a mask whose rows leave the same number of patches, got "
-                f"{counts.tolist()}. Call dal() row by row, or use dal_loss()."
-            )
-        shape = (*counts.shape, int(counts.max()), 2)
-        target = target.expand_as(prediction)
-        return target[visible].reshape(shape), prediction[visible].reshape(shape)
-
     def dal_loss(self, mask: Tensor | None = None, *, normalize: bool = False) -> Tensor:
         """L_DAL: the mean |target - prediction| over the unmasked positions and both coordinates, 0
         where none is; for a batch of masks, the mean over its rows."""
-        target, prediction, visible = self._localize(mask, normalize)
+        target, prediction, visible = self.localize(mask, normalize=normalize)
         weights = visible.to(prediction.dtype).unsqueeze(-1)
         error = ((target - prediction).abs() * weights).sum((-2, -1))
         return (error / (2 * weights.sum((-2, -1))).clamp(min=1)).mean()
 
-    def _localize(self, mask: Tensor | None, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Target (row and column, from 0, or normalised from 0 to 1) and prediction of all
-        positions, and which of them are not masked."""
+    def localize(
+        self, mask: Tensor | None, *, normalize: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Target (row and column, from 0, or normalised from 0 to 1) and prediction (..., N, 2) of
+        all positions, and which (..., N) of them are not masked."""
         if mask is None:
             mask = torch.zeros(self.grid.patches, dtype=torch.bool, device=self.like.device)
         check_mask(mask, self.grid.patches)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeGuard
 
@@ -208,23 +208,18 @@ HOLDS = 1e-3
 """Relative error of the patch equation up to which a network's parts are what they seem."""
 
 
-def gradients_of(
-    network: nn.Module,
-    x: Tensor,
-    wanted: Sequence[Tensor],
-    answer: Callable[[Any], Tensor] = lambda output: output,
-) -> list[Tensor | None]:
-    """The gradients of some of a network's parameters for what it says of pictures x; None of one
-    that has no part in it. Matrices of zeros, as a fresh classifier's, would pass nothing back, and
-    are drawn for this.
-
-    answer  what is wanted of that which the network returns
+def equation_errors(
+    network: nn.Module, x: Tensor, table: Tensor, weight: Tensor
+) -> list[float] | None:
+    """The relative error of the equation for a picture x (1, C, H, W), with the patches' rows of a
+    network's table at each place where they may begin; None where it does not learn one of the two.
+    Matrices of zeros, as a fresh classifier's, would pass nothing back, and are drawn for this.
     """
     generator = torch_generator("matrices of zeros for the patch equation")
     used: dict[str, Tensor] = {}
     asked: dict[int, Tensor] = {}
     for name, parameter in network.named_parameters():
-        is_wanted = any(parameter is one for one in wanted)
+        is_wanted = parameter is table or parameter is weight
         if parameter.ndim > 1 and not bool(parameter.any()):
             drawn = torch.randn(parameter.shape, generator=generator)
             used[name] = drawn.to(parameter) * START_STD
@@ -234,15 +229,16 @@ def gradients_of(
             used[name].requires_grad_()
             asked[id(parameter)] = used[name]
     with torch.enable_grad():
-        output = functional_call(network, used, (x,))
-        loss = answer(output).square().sum()
-        inputs = [asked[id(one)] for one in wanted]
-        return list(torch.autograd.grad(loss, inputs, allow_unused=True))
-
-
-def misfit(rows: Tensor, patches: Tensor, total: Tensor) -> float:
-    """The relative error of the equation for rows g (N, D), patches x (N, p) and dL/dW (D, p)."""
-    return float((rows.mT @ patches - total).norm() / total.norm())
+        loss = answer_of(functional_call(network, used, (x,))).square().sum()
+        inputs = [asked[id(one)] for one in (table, weight)]
+        sent, total = torch.autograd.grad(loss, inputs, allow_unused=True)
+    if sent is None or total is None:
+        return None
+    rows, total = sent.reshape(-1, sent.shape[-1]), total.flatten(1)
+    patches = to_patches(x[0], weight.shape[-1])
+    starts = range(len(rows) - len(patches) + 1)
+    of_patches = (rows[start : start + len(patches)] for start in starts)
+    return [float((g.mT @ patches - total).norm() / total.norm()) for g in of_patches]
 
 
 # tables of positions of a live network ------------------------------------------------------------
@@ -251,8 +247,6 @@ POSITIONS = re.compile(r"pos(?!t)")
 """What a table of positions has in its name in every library looked at."""
 MOST_OTHERS = 5
 """Rows of a table of positions that are not of patches: a class token's and four registers'."""
-MOST_ROWS = 128
-"""Rows of patches that a table of rows has at most: of 2,048 px in patches of 16."""
 
 
 class Positions(NamedTuple):
@@ -278,60 +272,39 @@ def positions_of(module: nn.Module, projection: nn.Conv2d, img_size: Size | None
             return None
         x = picture_of(projection, grid)
         try:
-            sent, total = gradients_of(module.eval(), x, [table, projection.weight], answer_of)
+            errors = equation_errors(module.eval(), x, table, projection.weight)
         except Exception:  # of a size that it does not take, which the caller will meet
             return None
-        if sent is None or total is None:
-            return None
-        rows, patches = sent.reshape(-1, sent.shape[-1]), to_patches(x[0], patch)
-        for before in range(len(rows) - len(patches) + 1):
-            of_patches = rows[before : before + len(patches)]
-            if misfit(of_patches, patches, total.flatten(1)) <= HOLDS:
-                return Positions(grid, table, before, is_shown)
-        return None
+        places = [place for place, error in enumerate(errors or ()) if error <= HOLDS]
+        return Positions(grid, table, places[0], is_shown) if places else None
 
-    named = named_tables(module, projection.out_channels)
-    if shown := _rows_by_columns(module, named, projection):
-        return Positions(shown, None, 0, True)
-    for table in named.values():
+    width = projection.out_channels
+    named = named_tables(module, width)
+    for table in (*named.values(), *other_tables(module, width)):
         if (found := tried(table)) is not None:
             return found
-    if len(named) > 1:
-        raise UserError(
-            f"{kind_of(module)}: expected one table of positions, or one of rows and one of "
-            f"columns, got {', '.join(named)}. Give a network that adds one table to its patches."
-        )
-    for table in named.values():
+    grid, is_given = grid_of(module, None, patch, img_size)
+    if is_given and (not named or takes(module, projection, grid)):
+        return Positions(grid, None, 0, True)  # none, or one that is added otherwise
+    if len(named) == 1:  # `timm_networks.check_equation` says what is wrong with it
+        (table,) = named.values()
         grid, is_shown = grid_of(module, table, patch, img_size)
-        given, is_given = grid_of(module, None, patch, img_size)
-        if is_given and takes(module, projection, given):
-            return Positions(given, None, 0, True)  # it is added otherwise, or to something else
         return Positions(grid, table, _rows(table) - grid.patches, is_shown)
-    for table in other_tables(module, projection.out_channels):
-        if (found := tried(table)) is not None:
-            return found
-    given, is_given = grid_of(module, None, patch, img_size)
-    if not is_given:
-        raise UserError(
-            f"{kind_of(module)}: expected the size of the client's pictures, since no parameter is "
-            f"added to them as a table of positions is; got {img_size}. Give img_size=…; or, if "
-            "the network flips, normalises or scales pictures itself, the network behind that."
-        )
-    return Positions(given, None, 0, True)
+    raise UserError(
+        f"{kind_of(module)}: expected one table of positions, which is added to patches, or the "
+        f"size of the client's pictures; got {', '.join(named) or 'no such table'} and img_size="
+        f"{img_size}. Give img_size=…; or, if the network flips, normalises or scales pictures "
+        "itself, the network behind that."
+    )
 
 
 def likely_grids(
     module: nn.Module, width: int, patch: int, img_size: Size | None
-) -> tuple[list[Grid], bool]:
-    """How many patches of this side a network's pictures may have, the likeliest first, and whether
-    more than a guess says so."""
-    named = [*named_tables(module, width).values()]
-    likely: list[nn.Parameter | None] = [None, *other_tables(module, width)]
-    if named:
-        likely = [named[0] if len(named) == 1 else None]
-    grids = [grid_of(module, table, patch, img_size)[0] for table in likely]
-    is_shown = len(named) == 1 or grid_of(module, None, patch, img_size)[1]
-    return [*dict.fromkeys(grid for grid in grids if grid.patches)], is_shown
+) -> Iterable[Grid]:
+    """How many patches of this side a network's pictures may have, the likeliest first."""
+    tables = (*named_tables(module, width).values(), None, *other_tables(module, width))
+    grids = [grid_of(module, table, patch, img_size)[0] for table in tables]
+    return dict.fromkeys(grid for grid in grids if grid.patches)
 
 
 def named_tables(module: nn.Module, width: int) -> dict[str, nn.Parameter]:
@@ -361,21 +334,6 @@ def other_tables(module: nn.Module, width: int) -> list[nn.Parameter]:
 
 def _rows(table: nn.Parameter) -> int:
     return table[..., 0].numel()
-
-
-def _rows_by_columns(
-    module: nn.Module, tables: dict[str, nn.Parameter], projection: nn.Conv2d
-) -> Grid | None:
-    """The patches of a network that adds a table of rows and one of columns, whose gradients are
-    sums over patches; None of another network, as of one that stretches its tables."""
-    counts = [_rows(table) for table in tables.values()]
-    if len(counts) != 2 or max(counts) > MOST_ROWS:
-        return None
-    for rows, columns in (counts, counts[::-1]):
-        grid, larger = Grid(rows, columns), Grid(rows + 1, columns + 1)
-        if takes(module, projection, grid) and not takes(module, projection, larger):
-            return grid
-    return None
 
 
 def grid_of(

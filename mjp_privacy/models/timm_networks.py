@@ -24,20 +24,20 @@ from mjp_privacy.core.read import json_value
 from mjp_privacy.core.schema import size_text
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
-from mjp_privacy.models.checkpoints import STATES, UnknownInit, check_same, filled_unknown
-from mjp_privacy.models.jigsaw import Grid, to_patches
+from mjp_privacy.models.checkpoints import STATES, UnknownInit, fill, filled_unknown
+from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.mjp_vit import CheckpointReport, Network, check_mask
 from mjp_privacy.models.network_parts import (
     CHANNELS,
     HOLDS,
     IN_SIZE,
     code_of,
-    gradients_of,
+    equation_errors,
     kind_of,
-    misfit,
 )
 from mjp_privacy.models.vit import START_STD, input_of, start_
 from mjp_privacy.models.zoo import (
+    PICTURES,
     PIXELS,
     ModelSpec,
     check_complete,
@@ -49,7 +49,7 @@ from mjp_privacy.models.zoo import (
 
 STATED = "timm"
 """The entry of a file's metadata by which it says which network of timm's it holds."""
-FIELDS = ("img_size", "num_classes", "mean", "std", "resize", "interpolation", "trained_gamma")
+FIELDS = ("img_size", "num_classes", *PICTURES)
 """Fields of a model that a user may set; the rest is the network's own."""
 LAYER_SCALE, SCALES = 0.1, ("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")
 HEADS = ("head.weight", "head.fc.weight")
@@ -143,14 +143,12 @@ class TimmNetwork(Network):
     @cached_property
     def _changes(self) -> Tensor:
         """(tokens, width) bool: which numbers that block 0 is given change with the picture."""
-        size = self.grid.pixels(self.patch_size)
         like_patches = torch.ones(self.grid.patches, self.embed_dim, dtype=torch.bool)
         if not len(getattr(self.net, "blocks", ())):  # a Swin's stages have no such name
             return like_patches
-        generator = torch_generator("a picture for the places of patches")
-        pictures = torch.randn(2, 1, self.channels, *size, generator=generator).to(self.like)
+        pictures = self.probe("a picture for the places of patches", 2)
         with torch.no_grad():
-            one, other = (input_of(self.net, self.blocks[0], x) for x in pictures)
+            one, other = (input_of(self.net, self.blocks[0], x) for x in pictures.unsqueeze(1))
         if not isinstance(one, Tensor):  # a network of one's own may hand on anything
             return like_patches
         width = self.embed_dim if self.embed_dim in one.shape else one.shape[-1]
@@ -195,11 +193,6 @@ class TimmNetwork(Network):
         super().train(mode)
         return self
 
-    def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that an optimiser should not decay: timm's and E_unk."""
-        own = getattr(self.net, "no_weight_decay", set)
-        return {*own(), "unk_embed"}
-
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What timm's network computes before its head."""
         with self._masked(mask, len(x)):
@@ -237,10 +230,8 @@ class TimmNetwork(Network):
 def check_equation(network: TimmNetwork) -> None:
     """Raise unless the patch equation holds, so that no attack reads what a network does not do;
     without a table nothing sends the g_i."""
-    kind, like = kind_of(network.net), network.like
-    size = network.grid.pixels(network.patch_size)
-    generator = torch_generator("a picture for the patch equation")
-    x = torch.randn(1, network.channels, *size, generator=generator).to(like)
+    kind, size = kind_of(network.net), network.grid.pixels(network.patch_size)
+    x = network.probe("a picture for the patch equation")
     takes = f"that takes one picture of {size_text(size)} px"
     with torch.no_grad(), code_of(network.net, takes, IN_SIZE):
         given = input_of(network.net, network.patch_embed.proj, x)
@@ -262,14 +253,13 @@ def check_equation(network: TimmNetwork) -> None:
         "Leave out reparametrisations and checkpointing, which change no gradient.",
     ):
         weight = network.get_parameter("patch_embed.proj.weight")
-        sent = gradients_of(network, x, [network.pos_embed, weight])
-    if sent[0] is None or sent[1] is None:
+        errors = equation_errors(network, x, network.pos_embed, weight)
+    if errors is None:
         raise UserError(
             f"{kind}: expected a patch embedding and a table of positions that are learned, got "
             "no gradient of them. Its gradients cannot be attacked as a ViT's."
         )
-    rows = sent[0].reshape(-1, network.embed_dim)[network.rows_of_patches]
-    off = misfit(rows, to_patches(x[0], network.patch_size), sent[1].flatten(1))
+    off = errors[network.before]
     if not off <= HOLDS:  # also where it is no number
         own = getattr(network.net, "rest", network).named_parameters()
         table = next((name for name, p in own if p is network.pos_embed), "pos_embed")
@@ -326,7 +316,7 @@ def load_timm(
     with _drawn(*start), torch.device("meta" if outline else "cpu"):
         network = _built(spec)
     if file is not None:
-        report = _filled(network, spec, file, unknown_init, outline=outline)
+        report = _filled(network, spec, file, unknown_init)
     else:
         notes = ["an outline without weights"]
         if not outline:
@@ -358,15 +348,10 @@ def _spread(network: TimmNetwork, name: str, seed: int) -> list[str]:
 
 
 def _filled(
-    network: TimmNetwork,
-    spec: ModelSpec,
-    file: WeightFile,
-    unknown_init: UnknownInit | None,
-    *,
-    outline: bool,
+    network: TimmNetwork, spec: ModelSpec, file: WeightFile, unknown_init: UnknownInit | None
 ) -> CheckpointReport:
-    """Copy a file's tensors into the network, or compare their shapes with those of an outline. A
-    backbone without a classifier gets a fresh one, seeded."""
+    """Copy a file's tensors into the network. A backbone without a classifier gets a fresh one,
+    seeded."""
     tensors, notes = dict(file.tensors), list[str]()
     if spec.unknown_embedding and "unk_embed" not in tensors and "pos_embed" in tensors:
         rows = tensors["pos_embed"].flatten(1, -2)[:, network.rows_of_patches]
@@ -374,15 +359,14 @@ def _filled(
     if spec.num_classes and not any(key in tensors for key in HEADS):
         fresh = {key: p.detach() for key, p in network.named_parameters() if key.startswith("head")}
         generator = torch_generator("a fresh classifier", spec.name)
-        for tensor in () if outline else fresh.values():
-            if not bool(tensor.any()) and tensor.ndim > 1:  # zeros would send no gradient on
+        for tensor in fresh.values():
+            if tensor.is_meta or tensor.ndim == 1:
+                continue
+            if not bool(tensor.any()):  # zeros would send no gradient on
                 tensor.normal_(0, START_STD, generator=generator)
         tensors = {**fresh, **tensors}
         notes.append("a fresh classifier, seeded")
-    check_same(network, tensors, dict(network.named_parameters()), file.shown)
-    if not outline:
-        state = {key: tensor.float() for key, tensor in tensors.items()}
-        network.load_state_dict(state, strict=False)  # buffers need not be there
+    fill(network, tensors, dict(network.named_parameters()), file.shown)
     return CheckpointReport(file.path.name, file.sha256, "timm", notes=tuple(notes))
 
 

@@ -36,7 +36,7 @@ from mjp_privacy.data.decoding import ImageError, decoded
 from mjp_privacy.data.files import IMAGE_SUFFIXES, Files, open_files
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, located
-from mjp_privacy.models.checkpoints import check_same, resampled
+from mjp_privacy.models.checkpoints import check_same, fill, resampled
 from mjp_privacy.models.tensor_files import TensorFile, check_digest, check_finite
 from mjp_privacy.paper.networks import LinearHead, Maps, PyramidHead, SegmentationNetwork
 from mjp_privacy.training.batches import LoadedBatches
@@ -276,10 +276,7 @@ def fill_swin(model: Any, checkpoint: str) -> None:
         below_a_class = F.pad(stored[POSITIONS].detach(), (0, 0, 1, 0))  # as a ViT's table stands
         rows = resampled(below_a_class, model.grid, POSITIONS, [], shown(checkpoint))
         stored[POSITIONS] = rows[:, 1:]
-    check_same(model, stored, wanted, shown(checkpoint))
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(stored[name])
+    fill(model, stored, wanted, shown(checkpoint))
 
 
 # network and loss ---------------------------------------------------------------------------------

@@ -25,8 +25,7 @@ from mjp_privacy.client.defenses.published import GaussianNoise
 from mjp_privacy.client.defenses.registry import StepDefense, defense_of
 from mjp_privacy.client.upload import label_in_gradient, shown_autocast, weights_of
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.machine import torch_generator
-from mjp_privacy.core.schema import Size, height_width, size_text
+from mjp_privacy.core.schema import Size, size_text
 from mjp_privacy.core.text import counted
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.models import LoadedModel
@@ -465,12 +464,11 @@ def save_upload(
 
 def _is_read_back(upload: Upload, model: LoadedModel) -> bool:
     """Whether the model that this upload's file of weights gives computes the same."""
-    size = height_width(model.card.img_size)
-    x = torch.randn(1, model.channels, *size, generator=torch_generator("a model read back"))
+    x = model.probe("a model read back")
     try:
         again = upload.model().to(model.like)
         with torch.no_grad():
-            read_back, own = again(x.to(model.like)), model(x.to(model.like))
+            read_back, own = again(x), model(x)
     except (UserError, RuntimeError):  # of shapes
         return False
     return read_back.shape == own.shape and torch.allclose(read_back, own, rtol=1e-3, atol=1e-4)

@@ -255,7 +255,8 @@ ROWS_AND_COLUMNS = np.array([(row, column) for row in range(4) for column in ran
 def test_dal_is_the_regressor_on_the_unmasked_rows(kind: str, normalize: bool) -> None:
     model = tiny(unknown_embedding=True, dal=kind)
     mask = some_masks(1)[0]
-    target, prediction = model.dal(mask, normalize=normalize)
+    target, prediction, visible = model.localize(mask, normalize=normalize)
+    assert visible.equal(~mask)
     rows = model.pos_embed.detach().numpy()[0, 1:][~mask.numpy()]
     weights = {k: p.detach().numpy() for k, p in model.dal_regressor.named_parameters()}
     if kind == "linear":
@@ -264,15 +265,15 @@ def test_dal_is_the_regressor_on_the_unmasked_rows(kind: str, normalize: bool) -
         hidden = np.maximum(rows @ weights["layers.0.weight"].T + weights["layers.0.bias"], 0)
         expected = hidden @ weights["layers.2.weight"].T + weights["layers.2.bias"]
     grid = ROWS_AND_COLUMNS[~mask.numpy()] / (4 if normalize else 1)
-    np.testing.assert_allclose(prediction.detach().numpy(), expected, rtol=1e-12)
-    np.testing.assert_allclose(target.numpy(), grid, rtol=1e-15)
+    np.testing.assert_allclose(prediction[visible].detach().numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(target[visible].numpy(), grid, rtol=1e-15)
     loss = model.dal_loss(mask, normalize=normalize).item()
     assert loss == pytest.approx(np.abs(expected - grid).mean(), rel=1e-12)
     masks = torch.arange(PATCHES) < torch.tensor([[3], [5]])  # rows of unequal numbers
     each = torch.stack([model.dal_loss(one) for one in masks])
     torch.testing.assert_close(model.dal_loss(masks), each.mean())
     with pytest.raises(UserError, match="dal='linear'"):
-        tiny(unknown_embedding=True).dal(mask)
+        tiny(unknown_embedding=True).dal_loss(mask)
 
 
 def spectral_rows(number: int, dim: int) -> np.ndarray:

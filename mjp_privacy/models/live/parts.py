@@ -54,10 +54,6 @@ STRETCHES = "interpolate_pos_encoding"
 """With which transformers' networks are told to take pictures of other sizes than their own."""
 
 
-class NoPatches(UserError):
-    """A network in which nothing embeds patches."""
-
-
 class Renamed(nn.Module):
     """A network under timm's names of its parts: pos_embed, patch_embed.proj, blocks, head, and of
     block 0 attn.proj, norm2, mlp.fc1 and mlp.fc2. Its other parameters are behind `others`.
@@ -77,10 +73,11 @@ class Renamed(nn.Module):
         super().__init__()
         projection = convolution_of(module)
         if projection is None:
-            raise NoPatches(
+            got = picture_layer(module) or f"none with img_size={img_size}"
+            raise UserError(
                 f"{kind_of(module)}: expected patches that one linear layer or one convolution "
-                f"embeds whole, without overlap or gaps, got {picture_layer(module) or 'none'}: "
-                "the attacks read that layer's gradient. Give another network."
+                f"embeds whole, without overlap or gaps, got {got}: the attacks read that layer's "
+                "gradient. Give another network, or img_size=… where a linear layer embeds them."
             )
         positions = positions_of(module, projection, img_size)
         grid, table = positions.grid, positions.table
@@ -273,13 +270,11 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
     in which order."""
     if convolution_of(whole) is not None:
         return
-    is_guess = False
     for name, layer in whole.named_modules():
         if not embeds(layer) or (shape := _of_patches(layer.weight[0].numel())) is None:
             continue
         channels, patch = shape
-        grids, is_shown = likely_grids(whole, len(layer.weight), patch, img_size)
-        for grid in grids:
+        for grid in likely_grids(whole, len(layer.weight), patch, img_size):
             height, width = grid.pixels(patch)
             x = torch.arange(channels * height * width).view(1, channels, height, width)
             x = x.to(layer.weight)
@@ -288,7 +283,6 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
             if at is not None and run[at].part is layer:
                 break
         else:
-            is_guess = is_guess or not is_shown
             continue
         first, norms = run[at], [ran for ran in run if isinstance(ran.part, nn.LayerNorm)]
         before = next((norm for norm in norms if norm.output is first.given), None)
@@ -312,12 +306,6 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
         convolution.__dict__["norms"] = before and before.part, after
         setattr(whole.get_submodule(inner), own, convolution)
         return
-    if is_guess and img_size is None and not picture_layer(whole):
-        raise UserError(
-            f"{kind_of(whole)}: expected the size of the client's pictures, got None: no "
-            "convolution embeds patches, and no table of positions shows how many a linear layer "
-            "would embed. Give img_size=…."
-        )
 
 
 # tables that are maps -----------------------------------------------------------------------------
