@@ -206,6 +206,8 @@ def picture_layer(module: nn.Module) -> str:
 
 HOLDS = 1e-3
 """Relative error of the patch equation up to which a network's parts are what they seem."""
+SAME_PICTURE = 1e-5
+"""The same of a picture that is normalised, up to which that is undone by one factor a channel."""
 
 
 def gradients_of(

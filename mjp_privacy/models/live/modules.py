@@ -36,6 +36,7 @@ from mjp_privacy.models.live.parts import (
     embed_by_convolution,
     tables_by_rows,
     tell_size,
+    undo_normalisation,
 )
 from mjp_privacy.models.loading import LoadedModel, build, with_card
 from mjp_privacy.models.mjp_vit import Network, PositionEmbedding
@@ -310,6 +311,11 @@ def _with_own_forward(
         type(part).__module__.startswith(("timm.", "torch."))
         for part in next(iter(getattr(whole, "blocks", ())), nn.Identity()).modules()
     )
+    undone = undo_normalisation(whole, img_size)
+    if undone is not None:  # as (x - mean) / std is multiplied and added to
+        times, plus = undone
+        mean = tuple(m - s * p / t for m, s, p, t in zip(mean, std, plus, times, strict=False))
+        std = tuple(s / t for s, t in zip(std, times, strict=False))
     projection = getattr(getattr(whole, "patch_embed", None), "proj", None)
     of_timms &= getattr(projection, "kernel_size", None) == getattr(projection, "stride", 0)
     if not of_timms:
@@ -341,6 +347,7 @@ def _with_own_forward(
     network.renamed = {f"{prefix}{name}": own for name, own in renamed.items()}
     network.maps = frozenset(f"{prefix}{name}" for name in maps)
     network.other_size = getattr(net, "other_size", None) if spread is None else None
+    network.normalises = undone is not None
     return network
 
 
