@@ -347,7 +347,6 @@ def _with_own_forward(
     network.renamed = {f"{prefix}{name}": own for name, own in renamed.items()}
     network.maps = frozenset(f"{prefix}{name}" for name in maps)
     network.other_size = getattr(net, "other_size", None) if spread is None else None
-    network.normalises = undone is not None
     return network
 
 

@@ -27,6 +27,7 @@ from mjp_privacy.models.live.blocks import Pair, find_scales, named_block
 from mjp_privacy.models.network_parts import (
     CHANNELS,
     MOST_OTHERS,
+    NORMALISES,
     SAME_PICTURE,
     Positions,
     Ran,
@@ -43,7 +44,7 @@ from mjp_privacy.models.network_parts import (
     positions_of,
     run_of,
 )
-from mjp_privacy.models.vit import input_of, token_norm
+from mjp_privacy.models.vit import copied, input_of, token_norm
 
 CLASSIFIERS = (
     *("classifier", "head", "fc", "logits", "classification_head", "cls_head"),
@@ -79,9 +80,10 @@ class Renamed(nn.Module):
         projection = convolution_of(module)
         if projection is None:
             raise NoPatches(
-                f"{kind_of(module)}: expected patches that one linear layer or one convolution "
-                f"embeds whole, without overlap or gaps, got {picture_layer(module) or 'none'}: "
-                "the attacks read that layer's gradient. Give another network."
+                f"{kind_of(module)}: expected square patches of pictures of 3 channels, or 1, that "
+                "one linear layer or one convolution embeds whole, without overlap or gaps, got "
+                f"{picture_layer(module) or 'none'}: the attacks read that layer's gradient. Give "
+                "another network."
             )
         positions = positions_of(module, projection, img_size)
         grid, table = positions.grid, positions.table
@@ -232,7 +234,7 @@ def _norms_before(
 def undo_normalisation(whole: nn.Module, img_size: Size | None) -> tuple[list[float], ...] | None:
     """Let a network that normalises pictures itself be given them normalised, in place; by what it
     multiplies each channel, and what it adds. None where it does not, or changes them otherwise,
-    as by what it sees of each picture."""
+    as by what it sees of each picture, or only of those that it is trained with."""
     projection = convolution_of(whole)
     if projection is None:
         return None
@@ -240,21 +242,26 @@ def undo_normalisation(whole: nn.Module, img_size: Size | None) -> tuple[list[fl
     for grid in likely_grids(whole, width, patch, img_size)[0]:
         x = picture_of(projection, grid)
         try:
-            with torch.no_grad():
-                seen, of_another = (input_of(whole, projection, one) for one in (x, 3 * x + 1))
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                seen = [input_of(whole, projection, one) for one in (x, 3 * x + 1)]
+                if torch.equal(seen[0], x):
+                    continue
+                trained = copied(whole).train()
+                seen.append(input_of(trained, convolution_of(trained) or trained, x))
         except Exception:  # of a size that it does not take
             continue
-        if seen.shape != x.shape or torch.equal(seen, x):
+        if any(one.shape != x.shape for one in seen):
             continue
-        centre, level = (one.mean((2, 3), keepdim=True) for one in (x, seen))
-        times = ((x - centre) * seen).mean((2, 3), keepdim=True) / x.var((2, 3), False, True)
+        centre, level = (one.mean((2, 3), keepdim=True) for one in (x, seen[0]))
+        times = ((x - centre) * seen[0]).mean((2, 3), keepdim=True) / x.var((2, 3), False, True)
         plus = level - times * centre
         off = max(
             float((one - times * given - plus).norm() / one.norm())
-            for one, given in ((seen, x), (of_another, 3 * x + 1))
+            for one, given in zip(seen, (x, 3 * x + 1, x), strict=True)
         )
         if bool((times > 0).all()) and off <= SAME_PICTURE:
             whole.register_forward_pre_hook(partial(_undone, times, plus))
+            whole.__dict__[NORMALISES] = True
             return times.flatten().tolist(), plus.flatten().tolist()
     return None
 
