@@ -341,7 +341,9 @@ def patch_check(view: AttackerView, patches: Tensor) -> tuple[Tensor, Tensor, Te
     misfits = torch.stack(left) / total.flatten(1).norm(dim=1)
     facts = condition_and_rank(rows, update.dtype)
     patch_count, width = rows.shape[1:]
-    unique = (facts["rank_a"] == patch_count) & (patch_count < width) & ~masked.any(1)
+    centred = rows.sum(2).norm(dim=1) < LITTLE * rows.flatten(1).norm(dim=1)
+    equations = width - centred.long()  # norms that take means away leave one fewer in G, too
+    unique = (facts["rank_a"] == patch_count) & (patch_count < equations) & ~masked.any(1)
     return misfits, misfits * facts["cond_a"] < LITTLE, unique & ~_replaced(view, patches)
 
 

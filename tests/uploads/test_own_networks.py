@@ -477,3 +477,18 @@ def test_patches_that_a_token_took_the_place_of_are_not_certain(bias: bool) -> N
             network, images=image, mean=0.5, std=0.5, attacks="patch_gradient"
         ).best
         assert (found.exact, found.verified) == ((0, 0) if hidden is not None else (1, 1))
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.003])
+def test_as_many_patches_as_equations_are_not_certain(spread: float) -> None:
+    """Norms take means of gradients away, so that 17 numbers a row are 16 equations, which two
+    pictures that are told as one solve, too."""
+    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 17, "num_heads": 1}
+    network = timm.models.VisionTransformer(**sizes, depth=2, num_classes=10).eval()
+    image = photographs(1).float() / 2 + 0.25
+    both = torch.cat((image, image + spread * torch.randn_like(image)))
+    nn.functional.cross_entropy(network((both - 0.5) / 0.5), torch.tensor([3, 3])).backward()
+    given = {"mean": 0.5, "std": 0.5, "attacks": "patch_gradient"}
+    best = attack_gradients(network, images=image, **given).best
+    assert best.misfit < 1e-6
+    assert best.verified == 0
