@@ -149,11 +149,9 @@ class Network(nn.Module):
     def patch_norms(self) -> tuple[nn.LayerNorm | None, nn.Module | None]:
         """The norms of each patch before it is embedded, and of its embedding."""
         embed = getattr(self, "patch_embed", None)
-        before, after = getattr(getattr(embed, "proj", None), "norms", (None, None))
+        before = getattr(getattr(embed, "proj", None), "norm", None)
         behind = getattr(embed, "norm", None)
-        if after is None and behind is not None and token_norm(behind):
-            after = behind
-        return before, after
+        return before, behind if behind is not None and token_norm(behind) else None
 
     @property
     def patch_bias(self) -> Tensor:

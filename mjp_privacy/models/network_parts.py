@@ -27,6 +27,7 @@ from mjp_privacy.models.jigsaw import Grid, to_patches
 from mjp_privacy.models.vit import START_STD, token_norm
 
 CHANNELS = (3, 1)  # of colour and of grey pictures, which metrics and attacks take
+MOST_CHANNELS = 16  # of other pictures, as of satellites: layers behind the first are wider
 IN_SIZE = "Give the network itself, and img_size=(height, width) where pictures are no squares."
 
 
@@ -197,7 +198,8 @@ def convolution_of(module: nn.Module) -> nn.Conv2d | None:
 def picture_layer(module: nn.Module) -> str:
     """The first convolution of pictures, where it embeds no patches; or ""."""
     for name, part in module.named_modules():
-        if isinstance(part, nn.Conv2d) and part.in_channels in CHANNELS and not embeds(part):
+        is_first = isinstance(part, nn.Conv2d | nn.Conv3d) and part.in_channels <= MOST_CHANNELS
+        if is_first and not embeds(part):
             return f"{name}: {part}"
     return ""
 
@@ -206,6 +208,10 @@ def picture_layer(module: nn.Module) -> str:
 
 HOLDS = 1e-3
 """Relative error of the patch equation up to which a network's parts are what they seem."""
+SAME_PICTURE = 1e-5
+"""Relative error of a picture up to which a network normalises it by one factor a channel."""
+NORMALISES = "normalisation_undone"
+"""Attribute of a network that does, where it is given pictures that are normalised already."""
 
 
 def equation_errors(

@@ -31,6 +31,8 @@ from mjp_privacy.models.network_parts import (
     CHANNELS,
     HOLDS,
     IN_SIZE,
+    NORMALISES,
+    SAME_PICTURE,
     code_of,
     equation_errors,
     kind_of,
@@ -73,6 +75,8 @@ class TimmNetwork(Network):
     rows where that tells too little."""
     maps: frozenset[str] = frozenset()
     """Of those names, tables (1, D, H, W) that are kept as (1, H, W, D)."""
+    normalises = False
+    """Whether a live network normalises pictures itself: the card's mean and std are of both."""
 
     def __init__(self, net: nn.Module, *, unknown_embedding: bool = False) -> None:
         super().__init__()
@@ -96,11 +100,12 @@ class TimmNetwork(Network):
                 f"got {colours} and {height}×{width} in patches of {patch}×{tall}. Give img_size, "
                 "multiples of the patch, or another network."
             )
+        self.normalises = NORMALISES in vars(getattr(net, "rest", net))
         grid, table = Grid(height // patch, width // patch), getattr(net, "pos_embed", None)
         if grid.pixels(patch) != (height, width):
             embed.whole_size, embed.img_size = (height, width), grid.pixels(patch)
         behind_a_norm = not isinstance(getattr(embed, "norm", None), nn.Identity | None)
-        behind_a_norm |= any(getattr(projection, "norms", ()))
+        behind_a_norm |= getattr(projection, "norm", None) is not None
         self.grid, self.patch_size = grid, int(patch)
         self.before, self.embed_dim = 0, projection.out_channels
         if not isinstance(table, nn.Parameter) or not table.requires_grad or behind_a_norm:
@@ -236,7 +241,10 @@ def check_equation(network: TimmNetwork) -> None:
     with torch.no_grad(), code_of(network.net, takes, IN_SIZE):
         given = input_of(network.net, network.patch_embed.proj, x)
     is_picture = given.ndim == 4 and given.shape[1] == x.shape[1]
-    if is_picture and not (given.shape == x.shape and torch.equal(given, x)):
+    is_same = given.shape == x.shape and torch.equal(given, x)
+    if given.shape == x.shape and network.normalises:  # which is undone but for rounding
+        is_same = float((given - x).norm() / x.norm()) <= SAME_PICTURE
+    if is_picture and not is_same:
         got = size_text((given.shape[2], given.shape[3]))
         raise UserError(
             f"{kind}: expected its patch embedding to be given the picture of {size_text(size)} "

@@ -319,6 +319,8 @@ ABOVE, FLAT = 2.0, (0.5 / 255) ** 2
 """Times the largest squared steps within patches that those across borders are at least where a
 picture was shuffled, and the least steps within: of 200 plain photographs they are 1.9 times as
 large at most, of mosaics 2.8, of nearly all of 600 with a quarter or more shuffled 2 or more."""
+ZEROS = 1e-3
+"""Normalised pixels that count as 0: half a level of pixels is .004 or more."""
 LITTLE = 0.05
 """Relative error of the patches up to which the equations tell the client's picture from others."""
 
@@ -339,8 +341,25 @@ def patch_check(view: AttackerView, patches: Tensor) -> tuple[Tensor, Tensor, Te
     misfits = torch.stack(left) / total.flatten(1).norm(dim=1)
     facts = condition_and_rank(rows, update.dtype)
     patch_count, width = rows.shape[1:]
-    unique = (facts["rank_a"] == patch_count) & (patch_count < width) & ~masked.any(1)
-    return misfits, misfits * facts["cond_a"] < LITTLE, unique
+    centred = rows.sum(2).norm(dim=1) < LITTLE * rows.flatten(1).norm(dim=1)
+    equations = width - centred.long()  # norms that take means away leave one fewer in G, too
+    unique = (facts["rank_a"] == patch_count) & (patch_count < equations) & ~masked.any(1)
+    return misfits, misfits * facts["cond_a"] < LITTLE, unique & ~_replaced(view, patches)
+
+
+def _replaced(view: AttackerView, patches: Tensor) -> Tensor:
+    """Which of the pictures (m, N, p) may lack patches that have positions, bool (m,): a token in
+    place of an embedded patch (SimMIM, BEiT) gets its position, too, and nothing of the patch is in
+    G, so that zeros solve it. The bias's gradient is the sum of the other rows; without it zeros
+    tell nothing."""
+    update = view.updates[0]
+    if PATCH_BIAS not in update.grads or not bool(update.grads[PATCH_BIAS].any()):
+        return (patches.abs().amax(-1) < ZEROS).any(1)
+    system, sent = patch_system(view, update), gradient(view, update, PATCH_BIAS).cpu()
+    rows = system.rows.sum(1) + (0 if system.hidden_sum is None else system.hidden_sum)
+    rows = rows.to(sent)
+    times = (sent * rows).sum(1, keepdim=True) / rows.square().sum(1, keepdim=True)
+    return ~((sent - times * rows).norm(dim=1) < LITTLE * sent.norm(dim=1))
 
 
 class Judged(NamedTuple):

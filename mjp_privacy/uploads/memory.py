@@ -262,6 +262,12 @@ def own_uploads(
             f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table, or does "
             "not tell those of the patches to which it is stretched: it is taken as withheld"
         )
+    if getattr(models[0], "normalises", False):
+        of_both = [", ".join(f"{v:.4g}" for v in values) for values in (card.mean, card.std)]
+        notes.append(
+            "the network normalises pictures itself; after what was declared that makes mean "
+            f"{of_both[0]} and std {of_both[1]}, which are those that notes and verdict name"
+        )
     if (whole := models[0].whole_size) is not None:
         notes.append(
             f"of pictures of {size_text(whole)} px the network embeds {size_text(card.img_size)}: "

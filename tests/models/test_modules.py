@@ -290,9 +290,9 @@ class Decoding(Convolved):
         return {"logits": self.to_classes(features)}
 
 
-def embedded_by(convolution: nn.Conv2d) -> nn.Module:
+def embedded_by(convolution: nn.Module) -> nn.Module:
     """A network without a table of positions."""
-    width = convolution.out_channels
+    width = len(next(convolution.parameters()))
     return nn.Sequential(
         nn.Sequential(convolution, nn.Flatten(2)),
         nn.AdaptiveAvgPool1d(1),
@@ -303,6 +303,11 @@ def embedded_by(convolution: nn.Conv2d) -> nn.Module:
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {  # and what is named
     "normalises": (lambda: nn.Sequential(nn.InstanceNorm2d(3), timm_vit()), {}, "Sequential"),
+    "normalises as it is trained": (
+        lambda: nn.Sequential(nn.BatchNorm2d(3), Convolved()),
+        {},
+        "Sequential",
+    ),
     "bent patches": (lambda: Flattened(nn.Tanh()), {}, "embed.1"),
     "four channels": (lambda: timm_vit(in_chans=4), {}, "VisionTransformer"),
     "failure": (lambda: Wrapped(fails), {}, "RuntimeError"),
@@ -312,6 +317,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {  # a
     "an embedding that is not learned": (Detached, {}, "Detached"),
     "a norm of weights": (normed_weights, {}, "Convolved"),
     "overlapping patches": (lambda: timm.create_model("pit_ti_224"), {}, "patch_embed.conv"),
+    "films": (lambda: embedded_by(nn.Conv3d(3, DIM, (1, 8, 8), (1, 8, 8))), {}, "0.0"),
+    "six channels": (lambda: embedded_by(nn.Conv2d(6, DIM, 8, 8)), {}, "0.0"),
     "gaps": (lambda: embedded_by(nn.Conv2d(3, DIM, 2, PATCH)), {}, "0.0"),
     "groups": (lambda: embedded_by(nn.Conv2d(3, 3 * DIM, PATCH, PATCH, groups=3)), {}, "groups=3"),
     "traced": (lambda: torch.jit.trace(Flattened(), pictures()), {}, "TopLevelTracedModule"),
@@ -460,7 +467,15 @@ class Within(nn.Module):
         return self.head(self.module(x))  # type: ignore[no-any-return]
 
 
+class Scaled(nn.Module):
+    """Normalises pictures, with another factor for each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor([2.0, 1.5, 0.7]).view(3, 1, 1) - 0.3
+
+
 OF_ONES_OWN: dict[str, Callable[[], nn.Module]] = {
+    "pictures normalised once more": lambda: nn.Sequential(Scaled(), Convolved()),
     "a second head behind a part that is called module": Within,
     "a backbone that keeps its output": Backbone,
     "flattened patches, a classifier of any name": Flattened,
@@ -549,7 +564,8 @@ class Paired(Flattened):
 
     def __init__(self, *, before: bool = False, after: bool = False) -> None:
         super().__init__(*([nn.LayerNorm(3 * PATCH**2)] if before else []))
-        self.embed.extend([nn.LayerNorm(DIM)] if after else [])
+        made_anew = nn.Hardtanh(-1e9, 1e9)  # the same numbers in another tensor
+        self.embed.extend([made_anew, nn.LayerNorm(DIM)] if after else [])
         for norm in self.embed:
             if isinstance(norm, nn.LayerNorm):
                 nn.init.uniform_(norm.weight, 0.5, 2)
@@ -567,7 +583,7 @@ class Paired(Flattened):
         return self.to_logits(tokens.mean(1))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False), (True, True)])
 def test_norms_around_the_patch_embedding_hide_brightness_at_most(
     before: bool, after: bool
 ) -> None:

@@ -388,3 +388,49 @@ def test_an_embedding_of_masked_patches_is_known_by_its_gradient(
     assert sorted(to_patches(found.best.images, 8).sum(2)[0].tolist()) == pytest.approx(
         sorted(to_patches(image, 8).sum(2)[0].tolist()), rel=1e-5
     )
+
+
+class Imitating(Own):
+    """One whose clients hide patches behind a token, to which their positions are added."""
+
+    hidden: Tensor | None = None
+
+    def __init__(self, *, bias: bool) -> None:
+        super().__init__(**first())
+        self.embed = nn.Conv2d(3, DIM, PATCH, PATCH, bias=bias)
+        self.mask_token = nn.Parameter(0.02 * torch.randn(1, 1, DIM))
+
+    def embedded(self, x: Tensor) -> Any:
+        z = super().embedded(x)
+        return z if self.hidden is None else torch.where(self.hidden[:, None], self.mask_token, z)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_patches_that_a_token_took_the_place_of_are_not_certain(bias: bool) -> None:
+    """Their rows of the table's gradient are those of the token: zeros solve the equations."""
+    torch.manual_seed(0)
+    network, image = Imitating(bias=bias).eval(), photographs(1).float()
+    for hidden in (torch.arange(16) % 5 == 0, None):
+        network.hidden = hidden
+        network.zero_grad()
+        nn.functional.cross_entropy(network((image - 0.5) / 0.5), torch.tensor([3])).backward()
+        network.hidden = None
+        found = attack_gradients(
+            network, images=image, mean=0.5, std=0.5, attacks="patch_gradient"
+        ).best
+        assert (found.exact, found.verified) == ((0, 0) if hidden is not None else (1, 1))
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.003])
+def test_as_many_patches_as_equations_are_not_certain(spread: float) -> None:
+    """Norms take means of gradients away, so that 17 numbers a row are 16 equations, which two
+    pictures that are told as one solve, too."""
+    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 17, "num_heads": 1}
+    network = timm.models.VisionTransformer(**sizes, depth=2, num_classes=10).eval()
+    image = photographs(1).float() / 2 + 0.25
+    both = torch.cat((image, image + spread * torch.randn_like(image)))
+    nn.functional.cross_entropy(network((both - 0.5) / 0.5), torch.tensor([3, 3])).backward()
+    given = {"mean": 0.5, "std": 0.5, "attacks": "patch_gradient"}
+    best = attack_gradients(network, images=image, **given).best
+    assert best.misfit < 1e-6
+    assert best.verified == 0

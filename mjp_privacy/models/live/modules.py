@@ -35,6 +35,7 @@ from mjp_privacy.models.live.parts import (
     embed_by_convolution,
     tables_by_rows,
     tell_size,
+    undo_normalisation,
 )
 from mjp_privacy.models.loading import LoadedModel, build, with_card
 from mjp_privacy.models.mjp_vit import Network, PositionEmbedding
@@ -283,6 +284,11 @@ def _with_own_forward(
         type(part).__module__.startswith(("timm.", "torch."))
         for part in next(iter(getattr(whole, "blocks", ())), nn.Identity()).modules()
     )
+    undone = undo_normalisation(whole, img_size)
+    if undone is not None:  # as (x - mean) / std is multiplied and added to
+        times, plus = undone
+        mean = tuple(m - s * p / t for m, s, p, t in zip(mean, std, plus, times, strict=False))
+        std = tuple(s / t for s, t in zip(std, times, strict=False))
     projection = getattr(getattr(whole, "patch_embed", None), "proj", None)
     of_timms &= getattr(projection, "kernel_size", None) == getattr(projection, "stride", 0)
     if not of_timms:

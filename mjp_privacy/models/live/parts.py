@@ -27,6 +27,8 @@ from mjp_privacy.models.live.blocks import Pair, find_scales, named_block
 from mjp_privacy.models.network_parts import (
     CHANNELS,
     MOST_OTHERS,
+    NORMALISES,
+    SAME_PICTURE,
     Positions,
     Ran,
     answer_of,
@@ -42,7 +44,7 @@ from mjp_privacy.models.network_parts import (
     positions_of,
     run_of,
 )
-from mjp_privacy.models.vit import token_norm
+from mjp_privacy.models.vit import copied, input_of, token_norm
 
 CLASSIFIERS = (
     *("classifier", "head", "fc", "logits", "classification_head", "cls_head"),
@@ -75,13 +77,14 @@ class Renamed(nn.Module):
         if projection is None:
             got = picture_layer(module) or f"none with img_size={img_size}"
             raise UserError(
-                f"{kind_of(module)}: expected patches that one linear layer or one convolution "
-                f"embeds whole, without overlap or gaps, got {got}: the attacks read that layer's "
-                "gradient. Give another network, or img_size=… where a linear layer embeds them."
+                f"{kind_of(module)}: expected square patches of pictures of 3 channels, or 1, that "
+                f"one linear layer or one convolution embeds whole, without overlap or gaps, got "
+                f"{got}: the attacks read that layer's gradient. Give another network, or "
+                "img_size=… where a linear layer embeds them."
             )
         positions = positions_of(module, projection, img_size)
         grid, table = positions.grid, positions.table
-        if table is not None and not any(getattr(projection, "norms", ())):
+        if table is not None and getattr(projection, "norm", None) is None:
             self.pos_embed = table  # else its gradient is not the embedded patches'
         self.patch_embed = nn.Module()
         self.patch_embed.proj = projection
@@ -193,7 +196,11 @@ def _norms_before(
     """The norms before the blocks that are given embedded patches, perhaps among other tokens: as
     they are, and with their rows of a table added; None where none is."""
     side, weight = int(projection.kernel_size[0]), projection.weight.detach()
-    patches = to_patches(picture[0], side) @ weight.flatten(1).mT
+    patches = to_patches(picture[0], side)
+    if isinstance(projection, FlattenedPatches) and projection.norm is not None:
+        back = projection.order.argsort()
+        patches = projection.norm(patches[:, projection.order]).detach()[:, back]
+    patches = patches @ weight.flatten(1).mT
     if projection.bias is not None:
         patches = patches + projection.bias.detach()
     inner, count = {*blocks.modules()}, len(patches)
@@ -218,6 +225,50 @@ def _norms_before(
     return given(patches), given(patches + rows[positions.before :][:count])
 
 
+# pictures that a network normalises itself --------------------------------------------------------
+
+
+def undo_normalisation(whole: nn.Module, img_size: Size | None) -> tuple[list[float], ...] | None:
+    """Let a network that normalises pictures itself be given them normalised, in place; by what it
+    multiplies each channel, and what it adds. None where it does not, or changes them otherwise,
+    as by what it sees of each picture, or only of those that it is trained with."""
+    projection = convolution_of(whole)
+    if projection is None:
+        return None
+    patch, width = int(projection.kernel_size[0]), projection.out_channels
+    for grid in likely_grids(whole, width, patch, img_size):
+        x = picture_of(projection, grid)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                seen = [input_of(whole, projection, one) for one in (x, 3 * x + 1)]
+                if torch.equal(seen[0], x):
+                    continue
+                trained = copied(whole).train()
+                seen.append(input_of(trained, convolution_of(trained) or trained, x))
+        except Exception:  # of a size that it does not take
+            continue
+        if any(one.shape != x.shape for one in seen):
+            continue
+        centre, level = (one.mean((2, 3), keepdim=True) for one in (x, seen[0]))
+        times = ((x - centre) * seen[0]).mean((2, 3), keepdim=True) / x.var((2, 3), False, True)
+        plus = level - times * centre
+        off = max(
+            float((one - times * given - plus).norm() / one.norm())
+            for one, given in zip(seen, (x, 3 * x + 1, x), strict=True)
+        )
+        if bool((times > 0).all()) and off <= SAME_PICTURE:
+            whole.register_forward_pre_hook(partial(_undone, times, plus))
+            whole.__dict__[NORMALISES] = True
+            return times.flatten().tolist(), plus.flatten().tolist()
+    return None
+
+
+def _undone(times: Tensor, plus: Tensor, whole: nn.Module, given: tuple[Any, ...]) -> Any:
+    """What a network is given in place of a picture that is normalised already."""
+    x, *rest = given
+    return (x - plus.to(x)) / times.to(x), *rest
+
+
 # patches that a linear layer embeds ---------------------------------------------------------------
 
 
@@ -227,8 +278,8 @@ class FlattenedPatches(nn.Conv2d):
 
     order: Tensor
     """(C p²,) which of the convolution's inputs each of the layer's is."""
-    norms: tuple[nn.LayerNorm | None, nn.LayerNorm | None] = (None, None)
-    """The norms of each patch before it is embedded, and of its embedding."""
+    norm: nn.LayerNorm | None = None
+    """The norm of each patch before it is embedded."""
     of_maps: bool = False
     """Whether it is given maps (B, C p², H, W), as behind `nn.PixelUnshuffle`."""
 
@@ -286,8 +337,6 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
             continue
         first, norms = run[at], [ran for ran in run if isinstance(ran.part, nn.LayerNorm)]
         before = next((norm for norm in norms if norm.output is first.given), None)
-        alone = first.output._version == 0  # a table that is added in place makes it another tensor
-        after = next((norm.part for norm in norms if alone and norm.given is first.output), None)
         patches, given = to_patches(x[0], patch), (before or first).given
         given = given.movedim(-3, -1) if isinstance(layer, nn.Conv2d) else given
         given = given.reshape(-1, patches.shape[1])
@@ -303,7 +352,7 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
             )
         inner, _, own = name.rpartition(".")
         convolution = FlattenedPatches.of(layer, order)
-        convolution.__dict__["norms"] = before and before.part, after
+        convolution.__dict__["norm"] = before and before.part
         setattr(whole.get_submodule(inner), own, convolution)
         return
 
