@@ -34,7 +34,7 @@ from pydantic import TypeAdapter, ValidationError
 from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.schema import listed_mistakes
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_line, shown
 
 T = TypeVar("T")
 
@@ -134,9 +134,7 @@ def reason(error: BaseException) -> str:
         return error.strerror.lower()
     if isinstance(error, MemoryError):
         return "a file that needs more memory than there is"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f": {shown(lines[0].rstrip('.'), 200)}" if lines else ""
-    return f"what cannot be read ({type(error).__name__}{text})"
+    return f"what cannot be read ({type(error).__name__}{first_line(error)})"
 
 
 def is_there(path: Path) -> bool:

@@ -165,16 +165,11 @@ def remark(record: Record) -> str:
     return str(record["reason"]) if not record["n"] else ""
 
 
-def records(table: Table) -> list[dict[str, Any]]:
-    """One mapping from column to value for every line."""
-    return [{str(k): v for k, v in row.items()} for row in table.frame.to_dict("records")]
-
-
 def main_table(
     table: Table, caption: str, beware: Mapping[int, str], *, many_runs: bool
 ) -> TextTable:
     """Every line of `table` with its counts, its scores, what bounds them and warnings by line."""
-    rows = records(table)
+    rows = [{str(k): v for k, v in row.items()} for row in table.frame.to_dict("records")]
     several_dtypes = len({row["dtype"] for row in rows}) > 1
     scores = [metric for metric in METRICS if metric != "psnr"]
     columns = [
@@ -366,12 +361,8 @@ def table_csv(tables: Sequence[Table], *, many_runs: bool) -> str:
 
 def csv_text(table: pd.DataFrame, *, header: bool = True) -> str:
     """A table as CSV for spreadsheets: no text in it begins like a formula."""
-
-    def safe(cell: Any) -> Any:
-        return formula_free(cell) if isinstance(cell, str) else cell
-
     texts = [name for name in table if any(isinstance(x, str) for x in table[name].unique())]
-    changed = {str(name): table[name].astype(object).map(safe) for name in texts}
+    changed = {str(name): table[name].astype(object).map(formula_free) for name in texts}
     return str(table.assign(**changed).to_csv(index=False, header=header, lineterminator="\n"))
 
 
