@@ -118,11 +118,6 @@ class Client:
         cell = replace(self.cell, **{**defaults_of(AttackFacts), **facts})
         return replace(self.lines[0], cell=cell, stored=rows, left_out=())
 
-    @property
-    def floor_values(self) -> pd.Series[float]:
-        """The PSNR of the floor by image."""
-        return pd.Series(dtype=float) if self.floor is None else self.floor.scored(*PSNR)
-
     @cached_property
     def masks(self) -> bool:
         """Whether it masks patches as MJP does, which an attack that applies to masked patches
@@ -221,9 +216,8 @@ def clients_of(lines: Sequence[Line]) -> list[Client]:
     number = max((line.number for line in lines), default=0)
     for client in clients:
         client.others = clients
-        client.derived = [
-            replace(line, number=number + at) for at, line in enumerate(derive(client.attacks), 1)
-        ]
+        derived = derive(client.attacks, client.matching, client.masks)
+        client.derived = [replace(line, number=number + at) for at, line in enumerate(derived, 1)]
         number += len(client.derived)
         client.title = f"{client.name}, {client.details}"
     attacked = attacked_ones(clients)
