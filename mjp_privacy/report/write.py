@@ -33,7 +33,7 @@ from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.figures import TITLES
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.pictures import picture_score, remove_listed, write_pictures
-from mjp_privacy.report.runs import check_out, commands, nothing_in_the_way, provenance
+from mjp_privacy.report.runs import check_out, commands, provenance
 from mjp_privacy.report.table5 import table5_csv
 from mjp_privacy.report.text import DASH, DECIMALS, capped, number, percent
 
@@ -93,7 +93,7 @@ def write_report(
         _ = contents.gallery
         then("tables", 2)
         _ = contents.tables, contents.table5  # what is wrong is said before anything is written
-        with nothing_in_the_way(out), working_in(output_folder(out)):
+        with working_in(output_folder(out)):
             sweep(out)
             files = _write_texts(contents, out)
             then("rows and charts", 1)
