@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from attacks.equations import CERTAIN
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.source import IN_STEP_OF
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card import (
     Card,
     CardFigure,
@@ -49,15 +47,18 @@ THREATS = {
 """What the attacker has, by the letters of Carletti et al., USENIX Security 2025."""
 
 
-def build_card(clients: Sequence[Client]) -> Card:
-    """The card of a report on these clients."""
+def build_card(clients: Sequence[Client], experiments: Sequence[Sequence[str]] = ()) -> Card:
+    """The card of a report on these clients; of run folders that hold several `experiments` it says
+    so first."""
+    shared = [shown(first_of(names, 3)) for names in experiments if len(names) > 1]
+    first = f"Several experiments share a folder ({'; '.join(shared)}). " if shared else ""
     shown_ones, main, further = card_clients(clients)
     if not shown_ones:
-        return Card("No client was attacked: there are no rows of an attack.", "", "")
+        return Card(f"{first}No client was attacked: there are no rows of an attack.", "", "")
     rows = tuple(map(card_row, shown_ones))
     row = rows[main]
     return Card(
-        *(verdict(row), assumptions(row), beside(row)),
+        *(first + verdict(row), assumptions(row), beside(row)),
         rows=rows,
         further=further,
         main=main,
@@ -65,16 +66,6 @@ def build_card(clients: Sequence[Client]) -> Card:
         not_tried=not_tried(attacked_ones(clients), row.client),
         would_change=would_change(row),
     )
-
-
-def of_several(card: Card, runs: Sequence[Path]) -> Card:
-    """The card of run folders; that one holds several experiments is said first."""
-    held = [RunStore(run).experiments for run in runs]
-    shared = [shown(first_of(names, 3)) for names in held if len(names) > 1]
-    if not shared:
-        return card
-    said = f"Several experiments share a folder ({'; '.join(shared)}). {card.verdict}"
-    return replace(card, verdict=said)
 
 
 def verdict(row: CardRow) -> str:

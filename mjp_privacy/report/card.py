@@ -318,9 +318,11 @@ def card_table(card: Card, title: str = "What leaks") -> TextTable:
     return TextTable(title, caption, header, tuple(rows), "l" * len(header))
 
 
-def every_client(clients: Sequence[Client]) -> TextTable:
-    """The same for all of the clients, where the card has no room for them."""
-    return card_table(Card("", "", "", tuple(map(card_row, clients))), "Every client")
+def every_client(card: Card, clients: Sequence[Client]) -> TextTable:
+    """The same for all of the clients, where the card has no room for them: its own come first, so
+    that footnotes keep their numbers."""
+    in_order = dict.fromkeys((*(row.client for row in card.rows), *clients))
+    return card_table(replace(card, rows=tuple(map(card_row, in_order))), "Every client")
 
 
 def flag_names(card: Card) -> str:

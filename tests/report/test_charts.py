@@ -16,7 +16,7 @@ import pytest
 
 from mjp_privacy.core.drawing import COLOURS, INK, MUTED, RULE, Chart
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.curves import curve_of, distribution_charts, uploads_charts
+from mjp_privacy.report.curves import UPLOADS, curve_of, distribution_charts, panel_charts
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.tradeoff import (
     TradeoffPoint,
@@ -78,7 +78,7 @@ def made(folder: Path, word: str) -> list[Chart]:
     table = uploads_table(folder / "uploads", model=word, options=word)
     families = enumerate(("none", "MJP", "noise"))
     points = [point(50, 9 + i, label=word + kind, family=kind) for i, kind in families]
-    drawn = [*distribution_charts([(word, line)]), *uploads_charts(table)]
+    drawn = [*distribution_charts([(word, line)]), *panel_charts(table, UPLOADS)]
     return [*drawn, tradeoff_chart(points, floor=8.0)]
 
 
@@ -111,7 +111,7 @@ def test_a_chart_over_uploads_has_every_point_and_curve(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     table = uploads_table(tmp_path, **changes)
-    (found,) = uploads_charts(table)
+    (found,) = panel_charts(table, UPLOADS)
     assert not re.search(r"\b(nan|inf)\b", found.svg)
     columns = table[["gamma", "uploads", "psnr_median"]].itertuples(index=False)
     known = {f"γ {g:g}, uploads {n}: {psnr:.1f}, n=5" for g, n, psnr in columns}
@@ -171,7 +171,7 @@ def test_odd_lines_do_not_break(tmp_path: Path, scores: list[float | str], drawn
     for found in charts:
         ElementTree.fromstring(found.svg)
         assert not re.search(r"\b(nan|inf)\b", found.svg)
-    assert uploads_charts(pd.DataFrame()) == distribution_charts([]) == ()
+    assert panel_charts(pd.DataFrame(), UPLOADS) == distribution_charts([]) == ()
 
 
 # accuracy against leakage -------------------------------------------------------------------------

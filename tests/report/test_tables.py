@@ -15,7 +15,7 @@ import scipy.stats
 from mjp_privacy.metrics.statistics import Share
 from mjp_privacy.report import comparisons
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.curves import uploads_charts
+from mjp_privacy.report.curves import UPLOADS, panel_charts
 from mjp_privacy.report.figures import TABLE5
 from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.text import DASH, TextTable
@@ -288,7 +288,7 @@ def test_what_a_curve_must_not_mix_has_a_panel_of_its_own(
     assert points["panel"].tolist() == [1, 1, 2, 2]
     if "augment" in change:
         assert points["differs"].tolist() == ["", "", "augment flip", "augment flip"]
-        assert len(uploads_charts(points)) == 2
+        assert len(panel_charts(points, UPLOADS)) == 2
 
 
 def fresh(batch: int, uploads: int, name: str = "shared_picture", **more: Any) -> dict[str, Any]:
