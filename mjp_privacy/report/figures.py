@@ -122,13 +122,6 @@ def share_of_tried(line: Line, count: int) -> Share:
     return Share(count, int(tried.sum()), trials)
 
 
-@once
-def ceiling_distance(line: Line) -> float:
-    """Mean of ceiling - PSNR (standard), both capped, over the images that have both."""
-    reached, ceiling = np.minimum(_beside(line, "ceiling_psnr"), PSNR_CAP)
-    return float(np.mean(ceiling - reached)) if len(ceiling) else math.nan
-
-
 def _beside(line: Line, diagnostic: str) -> NDArray[np.float64]:
     """PSNR (standard) and a diagnostic of the images that have both: (2, n)."""
     columns = ["psnr.standard", f"{diagnostic}.{DIAGNOSTIC}"]
@@ -263,11 +256,6 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
     )
 
 
-def rank_bound(line: Line) -> bool:
-    """Whether the rank ceiling bounds the line: it inverts the embedding by minimum norm."""
-    return line.cell.role == "ceiling" or "rank" in line.traits
-
-
 def _facts(line: Line, varying: Sequence[str]) -> dict[str, Any]:
     """What a line is; of the attack's facts, derived lines have only the number of uploads and
     controls have none."""
@@ -310,9 +298,12 @@ def _columns(name: str, score: Summary, *, scale: float = 1) -> dict[str, Any]:
 
 
 def _bounds(line: Line) -> dict[str, Any]:
-    """What bounds a line: the grey, the ceiling, and the linear system of its attack."""
-    bounded = rank_bound(line)
+    """What bounds a line: the grey, the ceiling where it inverts the embedding by minimum norm, and
+    the linear system of its attack."""
     reached, grey = _beside(line, "grey_psnr")
+    bounded = line.cell.role == "ceiling" or "rank" in line.traits
+    under, ceiling = np.minimum(_beside(line, "ceiling_psnr"), PSNR_CAP)
+    distance = float(np.mean(ceiling - under)) if bounded and len(ceiling) else math.nan
     medians = ("cond_a", "rank_a", "nonzero_rows", "zero_rows", "shuffled_patches")
     empty = line.scored("empty_mask", DIAGNOSTIC)
     below = 100 * float((reached < grey).mean()) if len(grey) else math.nan
@@ -322,7 +313,7 @@ def _bounds(line: Line) -> dict[str, Any]:
         "in_place_mean": mean_of(line, "oracle_in_place_psnr"),
         "ceiling_mean": mean_of(line, "ceiling_psnr") if bounded else math.nan,
         "ceiling_n": line.count("ceiling_psnr", DIAGNOSTIC) if bounded else 0,
-        "ceiling_distance": ceiling_distance(line) if bounded else math.nan,
+        "ceiling_distance": distance,
         **{f"{name}_median": capped_median(line, name, DIAGNOSTIC) for name in medians},
         "empty_masks": int((empty > 0).sum()) if len(empty) else None,
         "role": line.cell.role,

@@ -21,6 +21,7 @@ from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
 REASONS_SHOWN = 30
 NAMED = 3
 """Files that are called by their names."""
+NO_REASON = "no reason given"
 NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
 FEW = 10
@@ -114,13 +115,6 @@ def choice_sentence(line: DerivedLine) -> str:
     if line.uploads > 1:
         said += f" Its attacks may use up to {line.uploads} uploads of one image."
     return said
-
-
-def _lost(line: Line) -> Counter[tuple[str, str]]:
-    """How many images have no score, by (status, reason), in the order of the images."""
-    rows = line.frame.loc[line.frame["status"] != "ok", ["status", "reason"]].astype(object)
-    rows["reason"] = rows["reason"].replace("", "no reason given")
-    return Counter(rows.itertuples(index=False, name=None))
 
 
 # what differs from the paper's set-up -------------------------------------------------------------
@@ -269,12 +263,13 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
     single: dict[tuple[str, str], dict[Line, int]] = {}
     for line in lines:
         if line.status != "ok":
-            status, reason = line.status, line.reason or "no reason given"
+            status, reason = line.status, line.reason or NO_REASON
             if reason.startswith(NOT_RUN):
                 status, reason = "not run", "the run ended before; run the same command again"
             whole.setdefault((status, reason), []).append(line)
-        counts = _lost(line)
-        for pair, count in counts.items():
+        lost = line.frame.loc[line.frame["status"] != "ok", ["status", "reason"]].astype(object)
+        lost["reason"] = lost["reason"].replace("", NO_REASON)
+        for pair, count in Counter(lost.itertuples(index=False, name=None)).items():
             if pair != (line.status, line.reason):
                 single.setdefault(pair, {})[line] = count
     sentences = [*_without_rows(lines)]
