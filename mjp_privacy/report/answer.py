@@ -129,7 +129,7 @@ def _failure(best: CardFigure, told: CardFigure, floor: CardFigure | None) -> st
         return "no attack of this report reaches 20 dB, and others may"
     if not told.above_20:
         return "what reaches 20 dB is hardly better than a plain colour, and others may get more"
-    if floor is not None and floor.of and floor.above_20 / floor.of >= best.above_20 / best.of:
+    if floor is not None and floor.above_20 / floor.of >= best.above_20 / best.of:
         return "as many pictures reach 20 dB without any gradient"
     return ""
 

@@ -159,8 +159,8 @@ class CardRow:
         """The figure that decides: one upload's if most pictures leak from it, else the worse of
         one and of several; None where nothing was scored. Plain pictures do not count."""
         single, several = self.one_upload, self.any_uploads
-        if not (single and single.of and several and several.of):
-            return single if single and single.of else several if several and several.of else None
+        if single is None or several is None:
+            return single or several
         telling = single.above_20 - plain_pictures(self.client, self.client.one_upload)
         if telling >= HALF * single.of:
             return single
@@ -333,7 +333,7 @@ def flag_names(card: Card) -> str:
 
 def _cell(card: Card, row: CardRow, column: str) -> str:
     figure = row.figures[column]
-    if figure is None or math.isnan(figure.mean):
+    if figure is None:
         return row.absent[column]
     if column == "floor":
         return f"mean {figure.level()}, {figure.attack.replace('_', ' ')}"
@@ -376,7 +376,7 @@ def console_text(card: Card, reasons: Sequence[str]) -> str:
 def console_card(card: Card) -> str:
     """The verdict, the assumptions, a line for each client, and the footnotes by number."""
     said = _wrapped(card.verdict, 2) + _wrapped(card.assumptions or card.beside, 3)
-    if not any(figure and figure.n for row in card.rows for figure in row.figures.values()):
+    if not card.columns:
         return "\n".join(said + _wrapped(card.beside, 9) * bool(card.assumptions)) + "\n"
     further = f"{counted(card.further, 'further client')} on the page" if card.further else ""
     under = _wrapped(". ".join(filter(None, (flag_names(card), further))), 3)
@@ -408,7 +408,7 @@ def _aligned(card: Card) -> list[str]:
 def _short_cell(card: Card, row: CardRow, column: str) -> str:
     """`5/20 exact, 17 ≥ 20 dB`; the mean where no picture is that good."""
     figure = row.figures[column]
-    if figure is None or math.isnan(figure.mean):
+    if figure is None:
         return row.absent[column]
     if column == "floor":
         return f"{capped(figure.mean, 1)} dB"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -357,9 +356,8 @@ def leaked(client: Client) -> tuple[float, ...]:
         if line is None:
             values += [-1.0, -1.0, -1.0]
         else:
-            shares = exact_share(line).percent, success_share(line, THRESHOLDS[0]).percent
-            figures = (*shares, mean_of(line, *PSNR))
-            values += [-1.0 if math.isnan(figure) else figure for figure in figures]
+            values += [exact_share(line).percent, success_share(line, THRESHOLDS[0]).percent]
+            values.append(mean_of(line, *PSNR))
     return tuple(values)
 
 

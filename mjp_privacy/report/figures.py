@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.metrics import METRICS as SCORES
 from mjp_privacy.metrics.pictures import arrow
 from mjp_privacy.metrics.statistics import (
@@ -181,20 +180,13 @@ TABLE5 = (
     PublishedRow(4, "DeiT-S+MJP", "c", 62.9, 0.1706, 0.0338, 8.07, 0.0875, 0.8945),
 )
 
-_BY_NAME = {(row.model, row.setting): row for row in TABLE5}
-
 
 def published_row(model: str, setting: str) -> PublishedRow:
     """The printed row of a model in a setting, as in `published_row("DeiT-S", "b")`."""
-    row = _BY_NAME.get((model, setting))
-    if row is None:
-        names = [f"{row.model} {row.setting}" for row in TABLE5]
-        hint = did_you_mean(f"{model} {setting}", names)
-        raise UserError(
-            f"Expected a paper_row of the paper's Table 5, got model {model!r} in setting "
-            f"{setting!r}.{hint} Available: {', '.join(names)}."
-        )
-    return row
+    by_name = {f"{row.model} {row.setting}": row for row in TABLE5}
+    if row := by_name.get(f"{model} {setting}"):
+        return row
+    raise unknown_name("paper_row of the paper's Table 5", f"{model} {setting}", by_name)
 
 
 # the table of all lines ---------------------------------------------------------------------------

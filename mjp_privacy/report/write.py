@@ -84,26 +84,28 @@ def write_report(
     check_out(out, runs, OWN)
     with one_thread(), Progress("reading rows", None, "cells", plain=False) as progress:
         contents = read_contents(runs, progress)
-        progress.total = 12 * len(contents.lines)  # all that follows, as long as that takes
-
-        def then(what: str, weight: int) -> None:
-            progress.advance(weight * len(contents.lines), what)
-
-        then("choosing pictures", 0)
+        progress.advance(0, "choosing pictures")
         _ = contents.gallery
-        then("tables", 2)
+        progress.advance(0, "tables")
         _ = contents.tables, contents.table5  # what is wrong is said before anything is written
         with working_in(output_folder(out)):
             sweep(out)
             files = _write_texts(contents, out)
-            then("rows and charts", 1)
+            progress.advance(0, "rows and charts")
             files += _write_data(contents, out)
-            then("pictures", 2)
+            progress.advance(0, "pictures")
             if pictures == "none":
                 remove_listed(out / "pictures")
             else:
-                files += _write_pictures(contents, out, every=pictures == "all")
-            then("page", 2)
+                made = write_pictures(
+                    contents.lines,
+                    [shown.image_id for shown in contents.gallery.shown],
+                    out / "pictures",
+                    all_images=pictures == "all",
+                    client_names=contents.client_names,
+                )
+                files += made[-1:]  # the index that lists them
+            progress.advance(0, "page")
             beside = [path.relative_to(out).as_posix() for path in files]
             downloads = [(name, what) for name, what in DOWNLOADS.items() if name in beside]
             downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
@@ -184,18 +186,6 @@ def _write_text(path: Path, content: str) -> Path:
     data = content.encode("utf-8", "backslashreplace")  # text mode would translate line ends
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
     return path
-
-
-def _write_pictures(contents: Contents, out: Path, *, every: bool) -> list[Path]:
-    """The reconstructions, every one or those on the page; the index that lists them."""
-    written = write_pictures(
-        contents.lines,
-        [shown.image_id for shown in contents.gallery.shown],
-        out / "pictures",
-        all_images=every,
-        client_names=contents.client_names,
-    )
-    return written[-1:]
 
 
 # the page -----------------------------------------------------------------------------------------
