@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mjp_privacy.metrics import score
+from mjp_privacy.metrics.scores import score
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import Grid, blockwise_mask, draw_masks
 
