@@ -137,7 +137,7 @@ class Contents:
 
     @cached_property
     def notes(self) -> tuple[Section, ...]:
-        return all_notes(self.lines, self.derived, self.loaded.remarks)
+        return all_notes(self.lines, self.derived, self.reasons)
 
     @cached_property
     def main(self) -> TextTable:
@@ -177,8 +177,7 @@ class Contents:
         """All clients where the card does not show them, and uploads whose truth is not known."""
         attacked = attacked_ones(self.clients)
         every = every_client(self.card, attacked) if len(attacked) > len(self.card.rows) else None
-        tables = (every, comparisons.residual_table(self.clients))
-        return [table for table in tables if table is not None]
+        return [*filter(None, (every, comparisons.residual_table(self.clients)))]
 
     @cached_property
     def table5_rows(self) -> list[Row]:
@@ -210,7 +209,7 @@ class Contents:
             comparisons.identification_table(of_main[:IDENTIFIED]),
             comparisons.agreement_table(self.chooser) if self.chooser else None,
         )
-        return [table for table in tables if table is not None]
+        return [*filter(None, tables)]
 
 
 def read_contents(runs: Sequence[Path], progress: Progress | None = None) -> Contents:

@@ -13,8 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.metrics import METRICS as SCORES
 from mjp_privacy.metrics.pictures import arrow
+from mjp_privacy.metrics.scores import METRICS as SCORES
 from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
     Counts,

@@ -87,7 +87,7 @@ def keys_of(frame: pd.DataFrame) -> list[Key]:
     """The metrics and variants of a frame: an image that is not ok has all, with a reason in place
     of the score. Whether the model was right counts as asked where no image has a label: then there
     are rows that say so."""
-    from mjp_privacy.metrics import METRICS
+    from mjp_privacy.metrics.scores import METRICS
 
     scores = scores_of(frame)
     known = frame[scores].notna().any()

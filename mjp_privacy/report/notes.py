@@ -24,6 +24,8 @@ NAMED = 3
 NO_REASON = "no reason given"
 NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
+ENDED = "not run", "the run ended before; run the same command again"
+"""Their status and reason, and those of images that it did not come to."""
 FEW = 10
 """Images below which intervals are said to be too narrow: of ten normal values a percentile
 bootstrap of 95 % covers the mean in 89 % of cases, of five in 84 %, of two in 50 %."""
@@ -41,9 +43,10 @@ class Section:
 
 
 def all_notes(
-    lines: Sequence[Line], derived: Sequence[DerivedLine] = (), remarks: Sequence[str] = ()
+    lines: Sequence[Line], derived: Sequence[DerivedLine] = (), reasons: Sequence[str] = ()
 ) -> tuple[Section, ...]:
-    """The sections that have at least one note, in the order they are printed."""
+    """The sections that have at least one note, in the order they are printed; `reasons`: why
+    images and lines have no score."""
     choices = [*map(choice_sentence, derived)]
     controls = [line for line in lines if line.cell.role in ("floor", "ceiling")]
     if controls:
@@ -59,11 +62,10 @@ def all_notes(
         )
     differences = [sentence for note in DIFFERENCES for sentence in grouped(lines, note)]
     sections: dict[str, Sequence[str]] = {
-        "What is left out": remarks,
+        "Images and lines without a score": reasons,
         "Worst case and attacker's choice": choices,
         "What differs from the paper's set-up": differences,
         "What bounds the scores": bounds,
-        "Images and lines without a score": not_scored(lines),
         "How the figures are made": method(lines),
     }
     return tuple(Section(title, tuple(items)) for title, items in sections.items() if items)
@@ -175,15 +177,6 @@ DIFFERENCES: tuple[Note, ...] = (_images, _model, _client)
 # what limits the scores besides a defence: algebra, rounding, unequal or missing images -----------
 
 
-def unfinished(line: Line) -> Iterable[str]:
-    """Whether the line lacks images which its run had planned."""
-    if line.not_run and not line.left_out:
-        yield (
-            f"UNFINISHED: {line.not_run} of {line.planned} images were not run. To complete the "
-            "run, give its command again."
-        )
-
-
 def _mixed_code(line: Line) -> Iterable[str]:
     """Whether several versions of the code made the line's images."""
     codes = Counter(line.frame["code"].dropna()) if "code" in line.frame else Counter()
@@ -219,7 +212,7 @@ def _few(line: Line) -> Iterable[str]:
         )
 
 
-BOUNDS: tuple[Note, ...] = (unfinished, _few, _mixed_code, _unshuffled)
+BOUNDS: tuple[Note, ...] = (_few, _mixed_code, _unshuffled)
 
 
 # how scores become figures; printed with every report, so that it can stand alone ----------------
@@ -254,8 +247,8 @@ def method(lines: Sequence[Line]) -> list[str]:
 
 
 def not_scored(lines: Sequence[Line]) -> list[str]:
-    """Damaged rows and files that are no images; then reasons of failed, unsupported and unscored
-    lines and images: each once, with its counts.
+    """Damaged rows and files that are no images; then reasons of lines and images that are not run,
+    failed, unsupported and unscored: each once, with its counts.
 
     For example `6 images unsupported: a batch of 2 (lines 3, 5)`.
     """
@@ -264,9 +257,10 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
     for line in lines:
         if line.status != "ok":
             status, reason = line.status, line.reason or NO_REASON
-            if reason.startswith(NOT_RUN):
-                status, reason = "not run", "the run ended before; run the same command again"
-            whole.setdefault((status, reason), []).append(line)
+            pair = ENDED if reason.startswith(NOT_RUN) else (status, reason)
+            whole.setdefault(pair, []).append(line)
+        elif line.not_run and not line.left_out:
+            single.setdefault(ENDED, {})[line] = line.not_run
         lost = line.frame.loc[line.frame["status"] != "ok", ["status", "reason"]].astype(object)
         lost["reason"] = lost["reason"].replace("", NO_REASON)
         for pair, count in Counter(lost.itertuples(index=False, name=None)).items():

@@ -137,12 +137,6 @@ def gamma(value: float | None) -> str:
     return DASH if value is None or math.isnan(value) else f"{value:g}"
 
 
-def varying_columns_of(varying: Sequence[str]) -> list[Column]:
-    """The entries in which lines differ."""
-    titles = {key: COLUMN_TITLES.get(key, key.replace("_", " ")) for key in varying}
-    return [Column(titles[key], partial(_varying_cell, key), "l") for key in varying]
-
-
 def _varying_cell(key: str, record: Record) -> str:
     if key == "attack_options":
         return options_text(record[key])
@@ -180,7 +174,10 @@ def main_table(
         Column("γ", lambda r: gamma(r["gamma"]), "l"),
         Column("Attack", lambda r: r["attack"] + MARKS.get(r["role"], ""), "l"),
         Column("dtype", lambda r: r["dtype"], "l") if several_dtypes else None,
-        *varying_columns_of(table.varying),
+        *(
+            Column(COLUMN_TITLES.get(key, key.replace("_", " ")), partial(_varying_cell, key), "l")
+            for key in table.varying
+        ),
         Column("n", lambda r: r["n"]),
         Column("not scored", unscored),
         Column(f"PSNR {ARROWS['psnr']}", partial(score, name="psnr")),
@@ -193,8 +190,7 @@ def main_table(
         Column("grey", lambda r: number(r["grey_mean"], 2)),
         Column("rank ceiling", lambda r: number(r["ceiling_mean"], 2)),
         Column("cond(A)", lambda r: condition(r["cond_a_median"])),
-        Column("Remark", remark, "l") if any(map(remark, rows)) else None,
-        Column("beware", lambda r: beware.get(r["line"], ""), "l"),
+        Column("beware", lambda r: remark(r) or beware.get(r["line"], ""), "l"),
     ]
     return table_of("Every line", caption, columns, rows)
 

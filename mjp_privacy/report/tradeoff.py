@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST = 36
+"""Clients of a report's chart; more numbers cannot be told apart."""
+
 FAMILIES = {
     **{"none": (colour(6), "s"), "MJP": (colour(0), "o"), "noise": (colour(1), "^")},
     **{"DP-SGD": (colour(2), "D"), "sparsification": (colour(3), "v")},
@@ -144,11 +147,13 @@ def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
     if len(drawable) < 3 or len({point.family for point in drawable}) < 2:
         return ()
     greys = [client.of_images("grey_psnr", DIAGNOSTIC) for client in compared]
-    made = tradeoff_chart(points, floor=float(pd.concat(greys).clip(upper=PSNR_CAP).mean()))
+    made = tradeoff_chart(points[:MOST], floor=float(pd.concat(greys).clip(upper=PSNR_CAP).mean()))
+    more = ""
     if left := len(group) - len(compared):
-        more = f" {left} further clients had fewer attacks run on them and are left out."
-        made = replace(made, caption=made.caption + more)
-    return (made,)
+        more += f" {left} further clients had fewer attacks run on them and are left out."
+    if left := len(points[MOST:]):
+        more += f" {left} more are in the tables."
+    return (replace(made, caption=made.caption + more),)
 
 
 def _defence(client: Client) -> str:

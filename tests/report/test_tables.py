@@ -266,6 +266,13 @@ def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> No
     ]
 
 
+def test_images_that_a_run_did_not_come_to_are_counted_with_the_reasons(tmp_path: Path) -> None:
+    contents = read_contents([small_run(tmp_path, planned_images=5)])
+    (reason,) = contents.reasons
+    assert reason.startswith("2 images not run: ")
+    assert reason in contents.notes[0].items
+
+
 # over uploads and over batches --------------------------------------------------------------------
 
 
