@@ -121,9 +121,7 @@ def _check_words(argv: Sequence[str]) -> None:
         is_option = name.startswith("--")
         option = name if word.startswith("-") else option
         if is_option and name.replace("_", "-") in given:
-            fault = (
-                "once, with all its values behind it, got it twice, of which the last would count"
-            )
+            fault = "one, with all its values behind it; got two, of which the last would count"
         elif not word.strip() or (is_option and equals and not value.strip()):
             fault = "a value, or no such option, got an empty text, as an unset variable gives"
         elif len(word) > LONGEST_WORD or CONTROL.search(word):

@@ -27,7 +27,7 @@ from mjp_privacy.report.clients import (
 )
 from mjp_privacy.report.figures import capped_median, exact_share
 from mjp_privacy.report.flags import RESIDUAL_CONVERGED, not_tried
-from mjp_privacy.report.lines import DIAGNOSTIC, Line, once, options_of
+from mjp_privacy.report.lines import DIAGNOSTIC, Line, options_of
 from mjp_privacy.report.text import percent
 
 WORDS = 30
@@ -98,7 +98,10 @@ def verdict(row: CardRow) -> str:
         said = f"{pictures.capitalize() if told.most else f'Some of {pictures}'} leak{when}"
     said += f": {'one upload gives' if best is row.one_upload else 'several uploads give'} "
     level = f"{best.exact} of {best.of} exactly"
-    if sent_plain := len(unshuffled_ones(client, row.deciding)):
+    # the exact ones of which an attack on as many uploads read one in which nothing was shuffled
+    read = [x.unshuffled_images for x in client.matching if (x.uploads == 1) != row.by_several]
+    exact = row.deciding.exact_images if row.deciding and client.cell.gamma else frozenset[str]()
+    if sent_plain := len(exact.intersection(frozenset().union(*read))):
         of_them = "all" if sent_plain == best.exact else f"{sent_plain} of them"
         level += f", {of_them} from unshuffled steps"
     said += level if best.exact else f"{told.above_20} of {best.of} at 20 dB or more"
@@ -107,17 +110,6 @@ def verdict(row: CardRow) -> str:
     longer = f"{said}, {told.reached}."
     more = best.exact and told.above_20 > best.exact and len(longer.split()) <= WORDS
     return longer if more else f"{said}."
-
-
-@once
-def unshuffled_ones(client: Client, line: Line | None) -> frozenset[str]:
-    """The exact pictures of a line of which an attack on as many uploads of the client read one in
-    which nothing was shuffled."""
-    if line is None or not client.cell.gamma:
-        return frozenset()
-    single = line.uploads == 1
-    seen = [one.unshuffled_images for one in client.matching if (one.uploads == 1) == single]
-    return line.exact_images & frozenset().union(*seen)
 
 
 def _failure(best: CardFigure, told: CardFigure, floor: CardFigure | None) -> str:

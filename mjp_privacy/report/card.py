@@ -178,12 +178,6 @@ class CardRow:
         """The line of that figure."""
         return self.client.any_uploads if self.by_several else self.client.one_upload
 
-    @property
-    def every_flag(self) -> list[Flag]:
-        """The flags of the client and of its figures."""
-        figures = (figure for figure in self.figures.values() if figure)
-        return [*self.flags, *(flag for figure in figures for flag in figure.flags)]
-
 
 @dataclass(frozen=True)
 class Card:
@@ -203,7 +197,8 @@ class Card:
     def flags(self) -> tuple[Flag, ...]:
         """Every flag of the rows and their figures once: the footnotes in the order of the table,
         whose numbers are their places from 1."""
-        return tuple(dict.fromkeys(flag for row in self.rows for flag in row.every_flag))
+        flagged = (of for row in self.rows for of in (row, *row.figures.values()) if of)
+        return tuple(dict.fromkeys(flag for of in flagged for flag in of.flags))
 
     @property
     def columns(self) -> dict[str, str]:

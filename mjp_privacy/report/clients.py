@@ -20,7 +20,7 @@ from mjp_privacy.report.lines import (
     client_text,
     target_of,
 )
-from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Rule, derive
+from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, derive
 
 DEFENCES = ("withhold", "positions", "position_noise", "defenses", "lora", "train")
 """Facts of a client by which it keeps something from the server, besides MJP."""
@@ -195,13 +195,9 @@ class Client:
     def _best(self, lines: Sequence[Line], *, single: bool) -> Line | None:
         """The worst case over these lines, or the line itself where there is only one."""
         scored = [line for line in lines if line.count(*PSNR)]
-        worst = self.chosen_by(WORST_CASE, single=single) if scored else None
-        return worst or next(iter(scored), None)
-
-    def chosen_by(self, rule: Rule, *, single: bool) -> DerivedLine | None:
-        """The line derived by a rule from attacks on one upload, or on any number."""
-        lines = (line for line in self.derived if line.rule is rule)
-        return next((line for line in lines if (line.uploads == 1) == single), None)
+        worst = (line for line in self.derived if line.rule is WORST_CASE and scored)
+        of_uploads = (line for line in worst if (line.uploads == 1) == single)
+        return next(iter((*of_uploads, *scored)), None)
 
 
 def clients_of(lines: Sequence[Line]) -> list[Client]:

@@ -17,7 +17,6 @@ from mjp_privacy.metrics.pictures import arrow
 from mjp_privacy.metrics.scores import METRICS as SCORES
 from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
-    Counts,
     Share,
     Summary,
     are,
@@ -79,12 +78,6 @@ def accuracies(line: Line) -> tuple[Summary, Summary]:
     it."""
     intact, altered = (summary(line, "top1", which) for which in ("intact", "altered"))
     return intact.as_share(), altered.as_share()
-
-
-def image_counts(line: Line, variant: str) -> Counts:
-    """How many images were scored, failed and so on, by PSNR or else the first other score."""
-    computed = (metric for metric in ("psnr", *METRICS) if (metric, variant) in line.keys)
-    return summary(line, next(computed, "psnr"), variant).counts
 
 
 def mean_of(line: Line, metric: str, variant: str = DIAGNOSTIC) -> float:
@@ -265,9 +258,12 @@ def _facts(line: Line, varying: Sequence[str]) -> dict[str, Any]:
 
 
 def _scores(line: Line, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Counts of images, accuracy in percent, of the model as trained and of the one that the attack
-    met, and the five scores. Then the shares of images from a PSNR on."""
-    counts, (intact, altered) = image_counts(line, variant), accuracies(line)
+    """Counts of images by PSNR or else the first other score, accuracy in percent, of the model as
+    trained and of the one that the attack met, and the five scores. Then the shares of images from
+    a PSNR on."""
+    computed = (metric for metric in ("psnr", *METRICS) if (metric, variant) in line.keys)
+    counts = summary(line, next(computed, "psnr"), variant).counts
+    intact, altered = accuracies(line)
     values: dict[str, Any] = {"n": counts.ok, "n_failed": counts.failed}
     values |= {"n_unsupported": counts.unsupported, "n_unscored": counts.unscored}
     values |= {"n_not_run": line.not_run, **_columns("acc", intact, scale=100)}

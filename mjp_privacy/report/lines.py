@@ -300,15 +300,11 @@ class Line:
         name = f"{metric}.{variant}"
         values = self.frame[name] if name in self.frame else pd.Series(np.nan, self.images)
         if variant in OF_PICTURE and (metric, variant) in self.keys:
-            return Column(values, self._statuses, self.photographs)
+            return Column(values, pd.Categorical(self.frame["status"]), self.photographs)
         known = values.notna().to_numpy()
         ok = categorical(["ok"]).repeat(int(known.sum()))
         of_known = None if self.photographs is None else self.photographs[known]
         return Column(values[known], ok, of_known)
-
-    @cached_property
-    def _statuses(self) -> pd.Categorical:
-        return pd.Categorical(self.frame["status"])
 
     @cached_property
     def photographs(self) -> pd.Categorical | None:

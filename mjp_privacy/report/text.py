@@ -108,28 +108,19 @@ def capped(value: float | None, decimals: int) -> str:
     return DASH if value is None else below_cap(value, decimals)
 
 
-def interval_text(
-    mean: float, low: float, high: float, decimals: int, cap: float = math.inf
-) -> str:
-    """`71.74 [66.91, 76.26]`; `≥ 100` from the cap on, and a dash for what is not known."""
-    if math.isnan(mean):
-        return DASH
-    if mean >= cap:
-        return capped(mean, decimals)
-    shown = number if math.isinf(cap) else below_cap
-    interval = DASH if math.isnan(low) else f"{shown(low, decimals)}, {shown(high, decimals)}"
-    return f"{shown(mean, decimals)} [{interval}]"
-
-
 def score(record: Record, name: str) -> str:
-    """`mean [low, high]`, with its n where that differs from the line's."""
+    """`71.74 [66.91, 76.26]`, with its n where that differs from the line's; `≥ 100` from PSNR's
+    cap on, and a dash for what is not known."""
     decimals, n = DECIMALS[name], record[f"{name}_n"]
     if name.startswith("acc") and n < FULL:
         decimals = 0
     mean, low, high = (record[f"{name}_{part}"] for part in ("mean", "lo", "hi"))
-    text = interval_text(mean, low, high, decimals, PSNR_CAP if name == "psnr" else math.inf)
-    at_cap = name == "psnr" and mean >= PSNR_CAP
-    return text if text == DASH or at_cap or n == record["n"] else f"{text} (n={n})"
+    if math.isnan(mean) or (name == "psnr" and mean >= PSNR_CAP):
+        return capped(mean, decimals)
+    shown = below_cap if name == "psnr" else number
+    interval = DASH if math.isnan(low) else f"{shown(low, decimals)}, {shown(high, decimals)}"
+    of = "" if n == record["n"] else f" (n={n})"
+    return f"{shown(mean, decimals)} [{interval}]{of}"
 
 
 def gamma(value: float | None) -> str:
@@ -166,6 +157,10 @@ def main_table(
     rows = [{str(k): v for k, v in row.items()} for row in table.frame.to_dict("records")]
     several_dtypes = len({row["dtype"] for row in rows}) > 1
     scores = [metric for metric in METRICS if metric != "psnr"]
+
+    def tried(row: Record) -> int:
+        return int(row["n"] + row["n_failed"] + row["n_unsupported"])
+
     columns = [
         Column("#", lambda r: r["line"]),
         Column("Run", lambda r: r["run"], "l") if many_runs else None,
@@ -183,7 +178,7 @@ def main_table(
         Column(f"PSNR {ARROWS['psnr']}", partial(score, name="psnr")),
         Column("median", lambda r: capped(r["psnr_median"], 2)),
         Column("exact", lambda r: r["psnr_exact"] if r["n"] else DASH),
-        Column("≥ 20 dB", _at_20),
+        Column("≥ 20 dB", lambda r: f"{r['psnr_at_20']} of {tried(r)}" if r["n"] else DASH),
         *(Column(f"{TITLES[name]} {ARROWS[name]}", partial(score, name=name)) for name in scores),
         Column(f"Acc. {ARROWS['acc']}", partial(score, name="acc")),
         Column("Acc. altered", partial(score, name="acc_altered")),
@@ -193,11 +188,6 @@ def main_table(
         Column("beware", lambda r: remark(r) or beware.get(r["line"], ""), "l"),
     ]
     return table_of("Every line", caption, columns, rows)
-
-
-def _at_20(record: Record) -> str:
-    tried = record["n"] + record["n_failed"] + record["n_unsupported"]
-    return f"{record['psnr_at_20']} of {tried}" if record["n"] else DASH
 
 
 def condition(value: float) -> str:

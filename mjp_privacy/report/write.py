@@ -221,8 +221,7 @@ def render_page(contents: Contents, downloads: Sequence[tuple[str, str]] = ()) -
         policy=POLICY.format(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
         data=page_data(contents),
     )
-    page = _DIRECTIONS.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", page)
-    return page.encode("utf-8", "replace").decode("utf-8")  # a file name may be no Unicode
+    return _DIRECTIONS.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", page)
 
 
 def _asset(name: str) -> str:
@@ -282,7 +281,7 @@ DIGITS = 6  # significant ones of a per-image score
 
 def page_data(contents: Contents) -> str:
     """The text of `<script type="application/json">`: the pictures that the page holds and their
-    scores."""
+    scores, in ASCII and without the `<`, `>` and `&` that would end it."""
     gallery = contents.gallery
     images = sorted(shown.image_id for shown in gallery.shown)
     lines: list[dict[str, Any]] = []
@@ -299,7 +298,7 @@ def page_data(contents: Contents) -> str:
         of_line["setting"] = line.cell.setting
         of_line |= {"scores": scores, "exact": [int(image in exact) for image in images]}
         lines.append(of_line)
-    return script_json(
+    data = json.dumps(
         {
             **{"cap": PSNR_CAP, "at_cap": capped(PSNR_CAP, 1)},
             "metrics": [
@@ -311,8 +310,11 @@ def page_data(contents: Contents) -> str:
             **{"lines": lines, "image_ids": images},
             "shown": [{"image_id": x.image_id, "lines": [*x.lines.items()]} for x in gallery.shown],
             "pictures": [*gallery.pictures.items()],
-        }
+        },
+        allow_nan=False,
+        separators=(",", ":"),
     )
+    return data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _plain(value: float) -> float | str | None:
@@ -322,9 +324,3 @@ def _plain(value: float) -> float | str | None:
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"  # as JavaScript reads it
     return float(f"{value:.{DIGITS}g}")
-
-
-def script_json(data: Any) -> str:
-    """JSON that may stand inside a script element: it holds no `<`, `>`, `&` and only ASCII."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
