@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
+from mjp_privacy.core.errors import DISK_ERRORS, BadFile, NoFile, Unreadable, UserError
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.schema import listed_mistakes
 from mjp_privacy.core.text import first_line, shown
@@ -39,10 +39,7 @@ from mjp_privacy.core.text import first_line, shown
 T = TypeVar("T")
 
 MIB = 1 << 20
-OF_THE_MOMENT = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-    | {errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN, errno.EINTR}
-)
+OF_THE_MOMENT = DISK_ERRORS | {errno.ENOMEM, errno.EAGAIN, errno.EINTR}
 """Numbers of errors that say nothing of the file itself."""
 NO_REGULAR_FILE = {
     **{stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"},
