@@ -304,8 +304,8 @@ def distinct_clients(clients: Sequence[Client]) -> list[Client]:
     chosen: dict[object, Client] = {}
     for client in sorted(attacked_ones(clients), key=preference):
         chosen.setdefault(same_client(client), client)
-    kept = set(map(id, chosen.values()))
-    return [c for c in clients if id(c) in kept and any(len(line.images) for line in c.lines)]
+    kept = {*chosen.values()}
+    return [c for c in clients if c in kept and any(len(line.images) for line in c.lines)]
 
 
 def card_clients(clients: Sequence[Client]) -> tuple[list[Client], int, int]:

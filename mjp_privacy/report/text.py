@@ -123,11 +123,6 @@ def score(record: Record, name: str) -> str:
     return f"{shown(mean, decimals)} [{interval}]{of}"
 
 
-def gamma(value: float | None) -> str:
-    """γ without trailing zeros, a dash where it is unknown."""
-    return DASH if value is None or math.isnan(value) else f"{value:g}"
-
-
 def _varying_cell(key: str, record: Record) -> str:
     if key == "attack_options":
         return options_text(record[key])
@@ -166,7 +161,7 @@ def main_table(
         Column("Run", lambda r: r["run"], "l") if many_runs else None,
         Column("Model", lambda r: r["model"], "l"),
         Column("Set.", lambda r: r["setting"], "l"),
-        Column("γ", lambda r: gamma(r["gamma"]), "l"),
+        Column("γ", lambda r: scalar_text(r["gamma"]), "l"),
         Column("Attack", lambda r: r["attack"] + MARKS.get(r["role"], ""), "l"),
         Column("dtype", lambda r: r["dtype"], "l") if several_dtypes else None,
         *(
@@ -184,15 +179,10 @@ def main_table(
         Column("Acc. altered", partial(score, name="acc_altered")),
         Column("grey", lambda r: number(r["grey_mean"], 2)),
         Column("rank ceiling", lambda r: number(r["ceiling_mean"], 2)),
-        Column("cond(A)", lambda r: condition(r["cond_a_median"])),
+        Column("cond(A)", lambda r: f"{r['cond_a_median']:.1e}".replace("nan", DASH)),
         Column("beware", lambda r: remark(r) or beware.get(r["line"], ""), "l"),
     ]
     return table_of("Every line", caption, columns, rows)
-
-
-def condition(value: float) -> str:
-    """A condition number such as `1.2e+07`, or a dash."""
-    return DASH if math.isnan(value) else f"{value:.1e}"
 
 
 def one_line(text: str) -> str:
