@@ -96,16 +96,12 @@ def percent(value: float | None, n: int) -> str:
     return number(value, DECIMALS["acc"] if n >= FULL else 0)
 
 
-def below_cap(value: float, decimals: int) -> str:
-    """A PSNR below the cap, with as many decimals as keep it there: `99.98`, not `100.0`."""
-    return number(value, decimals_apart(value, decimals, PSNR_CAP))
-
-
 def capped(value: float | None, decimals: int) -> str:
-    """A PSNR as tables show it: `≥ 100` from the cap on, above which nothing is told apart."""
+    """A PSNR as tables show it: `≥ 100` from the cap on, above which nothing is told apart; below
+    it with as many decimals as keep it there: `99.98`, not `100.0`."""
     if value is not None and value >= PSNR_CAP:
         return f"≥ {PSNR_CAP:.0f}"
-    return DASH if value is None else below_cap(value, decimals)
+    return DASH if value is None else number(value, decimals_apart(value, decimals, PSNR_CAP))
 
 
 def score(record: Record, name: str) -> str:
@@ -117,7 +113,7 @@ def score(record: Record, name: str) -> str:
     mean, low, high = (record[f"{name}_{part}"] for part in ("mean", "lo", "hi"))
     if math.isnan(mean) or (name == "psnr" and mean >= PSNR_CAP):
         return capped(mean, decimals)
-    shown = below_cap if name == "psnr" else number
+    shown = capped if name == "psnr" else number
     interval = DASH if math.isnan(low) else f"{shown(low, decimals)}, {shown(high, decimals)}"
     of = "" if n == record["n"] else f" (n={n})"
     return f"{shown(mean, decimals)} [{interval}]{of}"
