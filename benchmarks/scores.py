@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.page import alternate, bracketed, machine, ratio, write_result
-from mjp_privacy.metrics import prepare, score
 from mjp_privacy.metrics.pictures import CONVOLUTIONS, backbone, quantise
+from mjp_privacy.metrics.scores import prepare, score
 
 Values = dict[tuple[str, str], NDArray[np.float64]]
 Picture = NDArray[np.float64]

@@ -12,7 +12,7 @@ from mjp_privacy.core.registry import imported_on_use
 if TYPE_CHECKING:
     from mjp_privacy.data import load_images as load_images
     from mjp_privacy.experiment.run import run_experiment as run_experiment
-    from mjp_privacy.metrics import score as score
+    from mjp_privacy.metrics.scores import score as score
     from mjp_privacy.models import load_model as load_model
     from mjp_privacy.uploads.attacking import attack_gradients as attack_gradients
     from mjp_privacy.uploads.memory import save_upload as save_upload
@@ -36,7 +36,7 @@ __getattr__ = imported_on_use(
         "load_model": "mjp_privacy.models",
         "run_experiment": "mjp_privacy.experiment.run",
         "save_upload": "mjp_privacy.uploads.memory",
-        "score": "mjp_privacy.metrics",
+        "score": "mjp_privacy.metrics.scores",
     },
 )
 

@@ -115,28 +115,21 @@ def _check_words(argv: Sequence[str]) -> None:
     """Raise for an option without a word in it, for as a path no text is the folder one stands in;
     for a word that nobody can read on a terminal; and for an option that stands twice, of which the
     parser would take the last one without a word."""
-    option, given = "", set[str]()
+    option, given, fault = "the command line", set[str](), ""
     for word in argv:
         name, equals, value = word.partition("=")
-        if name.startswith("--") and name.replace("_", "-") in given:
-            raise UserError(
-                f"{shown(name)} is given more than once, and only the last one would be used. "
-                f"Expected it once; several values stand behind one {shown(name)}."
-            )
+        is_option = name.startswith("--")
+        option = name if word.startswith("-") else option
+        if is_option and name.replace("_", "-") in given:
+            fault = "one, with all its values behind it; got two, of which the last would count"
+        elif not word.strip() or (is_option and equals and not value.strip()):
+            fault = "a value, or no such option, got an empty text, as an unset variable gives"
+        elif len(word) > LONGEST_WORD or CONTROL.search(word):
+            fault = f"at most {LONGEST_WORD} characters, and no control characters, in a word"
+            fault += f", got {len(word)} ({shown(word, 80)})"
+        if fault:
+            raise UserError(f"{shown(option, 80)}: expected {fault}.")
         given.add(name.replace("_", "-"))
-        if not word.strip() or (name.startswith("--") and equals and not value.strip()):
-            raise UserError(
-                f"{shown(name if equals else option or 'the command line')}: expected a value, got "
-                "an empty text, as an unset variable of a shell gives. Name a value, or leave the "
-                "option out."
-            )
-        if len(word) > LONGEST_WORD or CONTROL.search(word):
-            raise UserError(
-                f"{shown(word, 80)}: expected at most {LONGEST_WORD} characters and no control "
-                f"characters in a word of the command line, got {len(word)}. Give another, such as "
-                "a path from another folder."
-            )
-        option = word if word.startswith("-") else option
 
 
 Command = Callable[[list[str], Usage], int]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_line, shown
 
 DISK_ERRORS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE}
@@ -109,11 +109,6 @@ def format_error(error: BaseException) -> str:
     """An error of somebody's code in one line, the same on every machine: its class, the first line
     of what it says, and the innermost place in the code that is no library's:
     "RuntimeError: sizes do not match (attacks/mine.py:12)"."""
-    try:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    except Exception:  # an error whose own text fails
-        lines = []
-    text = f": {shown(lines[0].rstrip('.'), 200)}" if lines else ""
     if isinstance(error, SyntaxError) and error.filename:
         places = [(error.filename, error.lineno)]
     else:
@@ -124,7 +119,7 @@ def format_error(error: BaseException) -> str:
     if places:
         file, line = places[-1]
         where = f" ({'/'.join(Path(file).parts[-2:])}:{line})"
-    return f"{type(error).__name__}{text}{where}"
+    return f"{type(error).__name__}{first_line(error)}{where}"
 
 
 def _is_library(file: Path) -> bool:
@@ -136,4 +131,4 @@ def _is_library(file: Path) -> bool:
 
 
 def format_traceback(error: BaseException) -> str:
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return "".join(traceback.format_exception(error))

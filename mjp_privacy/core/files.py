@@ -271,17 +271,8 @@ def output_folder(path: Path) -> Path:
     return path
 
 
-def check_empty(out: Path) -> None:
-    """Raise where something is in the --out of a command that starts anew each time."""
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(
-            f"--out {shown(out)}: expected a new or empty folder, got one with files in it, which "
-            "would be lost. Give another --out, or move it away."
-        )
-
-
 def check_own(
-    out: Path, command: str, own: Collection[str] = (), do: str = "move them away"
+    out: Path, command: str = "", own: Collection[str] = (), do: str = "move them away"
 ) -> None:
     """Raise where the --out of a command that starts anew each time holds anything but files of
     these names, or patterns, as an earlier call left them: somebody's would be written over."""
@@ -291,10 +282,10 @@ def check_own(
         return
     others = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]
     if others:
+        earlier = f"an earlier --out of `{command}`, or " if command else ""
         raise UserError(
-            f"--out {shown(out)}: expected an earlier --out of `{command}`, or an empty or new "
-            f"one; got one with other files ({shown(first_of(others, 2))}). Give another --out, or "
-            f"{do}."
+            f"--out {shown(out)}: expected {earlier}an empty or new folder; got one with other "
+            f"files ({shown(first_of(others, 2))}). Give another --out, or {do}."
         )
 
 

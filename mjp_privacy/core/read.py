@@ -31,18 +31,15 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
+from mjp_privacy.core.errors import DISK_ERRORS, BadFile, NoFile, Unreadable, UserError
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.schema import listed_mistakes
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_line, shown
 
 T = TypeVar("T")
 
 MIB = 1 << 20
-OF_THE_MOMENT = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-    | {errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN, errno.EINTR}
-)
+OF_THE_MOMENT = DISK_ERRORS | {errno.ENOMEM, errno.EAGAIN, errno.EINTR}
 """Numbers of errors that say nothing of the file itself."""
 NO_REGULAR_FILE = {
     **{stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"},
@@ -134,9 +131,7 @@ def reason(error: BaseException) -> str:
         return error.strerror.lower()
     if isinstance(error, MemoryError):
         return "a file that needs more memory than there is"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f": {shown(lines[0].rstrip('.'), 200)}" if lines else ""
-    return f"what cannot be read ({type(error).__name__}{text})"
+    return f"what cannot be read ({type(error).__name__}{first_line(error)})"
 
 
 def is_there(path: Path) -> bool:

@@ -59,16 +59,11 @@ class Registry(dict[str, T]):
         raise unknown_name(self.kind, name, self)
 
 
-def nearest(name: str, available: Iterable[str]) -> str | None:
-    """The name most like a misspelt one, or None: nearest("aprl", ["april", "grey"]) == "april"."""
-    return next(iter(get_close_matches(name, list(available), n=1)), None)
-
-
 def did_you_mean(name: str, available: Iterable[str], otherwise: str = "") -> str:
     """A sentence to end an error message with, such as " Did you mean april?"; `otherwise` where no
     name is near."""
-    near = nearest(name, available)
-    return f" Did you mean {near}?" if near else otherwise
+    near = get_close_matches(name, list(available), n=1)
+    return f" Did you mean {near[0]}?" if near else otherwise
 
 
 def unknown_name(kind: str, name: str, available: Iterable[str]) -> UserError:

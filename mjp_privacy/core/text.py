@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Unicode categories that are escaped: control characters, direction marks, lone surrogates."""
@@ -53,20 +54,29 @@ def one_line(error: BaseException, limit: int = 300) -> str:
         return ""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error's text begins with, as the end of a sentence: ": no such key", or nothing."""
+    try:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    except Exception:
+        return ""
+    return f": {shown(lines[0].rstrip('.'), 200)}" if lines else ""
+
+
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 
 
-def formula_free(text: str) -> str:
-    """A text as a cell that no spreadsheet computes: formula_free("=1+1") == "'=1+1".
+def formula_free(cell: Any) -> Any:
+    """A cell that no spreadsheet computes: formula_free("=1+1") == "'=1+1".
 
     A file named `=HYPERLINK("http://…")` is a photograph here and a formula there. It gets a `'`,
     as spreadsheets themselves mark a text; numbers stay as they are. Tables that are read again by
     their names (label files, a run's own) are left exact.
     """
-    if not text.startswith(FORMULA_STARTS):
-        return text
+    if not isinstance(cell, str) or not cell.startswith(FORMULA_STARTS):
+        return cell
     try:
-        float(text)
+        float(cell)
     except ValueError:
-        return f"'{text}"
-    return text
+        return f"'{cell}"
+    return cell

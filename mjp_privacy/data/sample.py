@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError, writing
-from mjp_privacy.core.files import check_empty, check_folder, check_name, output_folder, working_in
+from mjp_privacy.core.files import check_folder, check_name, check_own, output_folder, working_in
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import FileKind
@@ -144,14 +144,14 @@ def refuse_out(source: Path, out: Path) -> None:
             f"Expected a folder for --out, got the file {shown(out)}. Give another name."
         )
     keep_apart(out, {"--from": source})
-    check_empty(out)
+    check_own(out)
 
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
     """A temporary folder beside `out` that takes its place, a new or empty one, at the end of this
     block: a set of files is there whole or not at all."""
-    check_empty(out)
+    check_own(out)
     temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
     output_folder(temporary.parent)
     with writing(out):

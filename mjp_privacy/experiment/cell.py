@@ -50,10 +50,9 @@ from mjp_privacy.experiment.diagnostics import (
 from mjp_privacy.experiment.plan import NO_TRUTH, refused_by_network, refused_by_setting
 from mjp_privacy.experiment.source import Block0, ModelUploads, Observation
 from mjp_privacy.interfaces import Control, Reconstruction
-from mjp_privacy.metrics import References, prepare, score
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import SMALLEST
-from mjp_privacy.metrics.scores import METRICS
+from mjp_privacy.metrics.scores import METRICS, References, prepare, score
 from mjp_privacy.uploads.checks import of_recorded
 
 NO_PICTURE = "the attack names the masked positions and makes no picture"

@@ -182,7 +182,7 @@ def describe(
     reason  why not
     """
     from mjp_privacy.data import Preprocessing
-    from mjp_privacy.metrics import lpips_backbone
+    from mjp_privacy.metrics.pictures import lpips_backbone
 
     records, client, attack = source.records(cell.model), cell.client, cell.attacker
     config, options = experiment.models[cell.model], cell.attack.options

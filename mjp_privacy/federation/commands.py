@@ -226,7 +226,7 @@ NAMES: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "models": lambda: _summaries("mjp_privacy.models.zoo:NAMED_MODELS") | MORE_MODELS,
     "attacks": lambda: _summaries("attacks:ATTACKS", "attacks:CONTROLS"),
     "defenses": _defenses,
-    "metrics": lambda: _summaries("mjp_privacy.metrics:METRICS"),
+    "metrics": lambda: _summaries("mjp_privacy.metrics.scores:METRICS"),
     "settings": _settings,
     "engines": _engines,
     "configs": _configs,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 from mjp_privacy.core.command import Usage, print_json, report_failed
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_file, write_atomically
 from mjp_privacy.core.text import formula_free, shown
 from mjp_privacy.data.images import keep_apart
@@ -41,10 +40,6 @@ def score(argv: list[str], usage: Usage) -> int:
     from mjp_privacy.metrics.pictures import lpips_backbone
 
     out, reference, reconstruction = arguments.out, arguments.reference, arguments.reconstruction
-    if out.is_dir():
-        raise UserError(
-            f"Expected a file for --out, got the folder {shown(out)}. Give {shown(out)}/scores.csv."
-        )
     keep_apart(out, {"--reference": reference, "--reconstruction": reconstruction})
     device = pick_device(arguments.device)
     pairs, missing = scores.pair_folders(
@@ -52,8 +47,7 @@ def score(argv: list[str], usage: Usage) -> int:
     )
     output_file(out)
     rows = scores.score_pairs(pairs, arguments.metrics or list(scores.METRICS), device)
-    texts = {name: rows[name].map(formula_free) for name in ("image", "reason")}
-    told = rows.assign(**texts)
+    told = rows.apply(lambda column: column.map(formula_free))
     write_atomically(out, lambda file: told.to_csv(file, index=False, lineterminator="\n"))
     unscored = rows[rows["status"] == scores.FAILED].drop_duplicates("image")
     failed = dict(zip(unscored["image"], unscored["reason"], strict=True))

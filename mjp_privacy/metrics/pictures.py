@@ -167,18 +167,14 @@ class SpectralCosine:
         return (1 - cosine).abs().clamp(max=2)
 
     def _turned(self, images: Tensor) -> Tensor:
-        """What the pixels of the other image are multiplied with."""
-        return images if self.conjugate else reflected(images)
+        """What the pixels of the other image are multiplied with: v(x), or v(-x) on the periodic
+        grid, where pixel (i, j) of v stands at (-i mod H, -j mod W)."""
+        return images if self.conjugate else images.flip(-2, -1).roll((1, 1), (-2, -1))
 
     def _own(self, images: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
         energy = overlap(images, images)
         own = energy if self.conjugate else overlap(images, turned)
         return energy.sqrt(), _rounded(own, energy)
-
-
-def reflected(images: Tensor) -> Tensor:
-    """v(-x) on the periodic grid: pixel (i, j) of v stands at (-i mod H, -j mod W)."""
-    return images.flip(-2, -1).roll((1, 1), (-2, -1))
 
 
 def _rounded(products: Tensor, scale: Tensor) -> Tensor:

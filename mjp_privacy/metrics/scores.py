@@ -18,11 +18,10 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 from PIL import Image
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.registry import Registry, unknown_name
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data.decoding import ImageError, decode_image
@@ -61,7 +60,7 @@ CACHED = 1 << 17
 class References:
     """Reference images of a block, prepared for some metrics on one device.
 
-    `mjp_privacy.metrics.prepare` makes them, `score` takes them in place of images.
+    `prepare` makes them, `score` takes them in place of images.
     """
 
     images: Tensor  # (m, C, H, W) in [0, 1], float32 or float64
@@ -359,10 +358,11 @@ def score_pairs(
 ) -> pd.DataFrame:
     """A row for every pair and metric, with the reason where it cannot be scored; UserError if none
     can be."""
-    keys = list(chosen_metrics(metrics))
-    console = Console(stderr=True)
-    followed = track(pairs, "Scoring", console=console, disable=not console.is_terminal)
-    found = [row for pair in followed for row in _scored(pair, keys, device)]
+    keys, found = list(chosen_metrics(metrics)), list[Row]()
+    with Progress("scoring", len(pairs), "images") as progress:
+        for pair in pairs:
+            found += _scored(pair, keys, device)
+            progress.advance()
     rows = pd.DataFrame(found, columns=list(COLUMNS))
     if (rows["status"] == FAILED).all():
         raise UserError(

@@ -220,7 +220,9 @@ def bootstrap_interval(values: Floats, groups: Words | None = None) -> tuple[flo
     if len(sums) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
     mean = sums.sum() / sizes.sum()
-    if len(sums) > MOST_DRAWN and _none_decides(away := sums - mean * sizes):
+    away = sums - mean * sizes
+    squares = np.square(away)  # none decides where none is more than a hundredth of all
+    if len(sums) > MOST_DRAWN and squares.max() <= squares.sum() / 100:
         half = NormalDist().inv_cdf(ENDS[1]) * float(np.linalg.norm(away) / sizes.sum())
         least, most = (sums / sizes).min(), (sums / sizes).max()
         return float(max(mean - half, least)), float(min(mean + half, most))
@@ -228,13 +230,6 @@ def bootstrap_interval(values: Floats, groups: Words | None = None) -> tuple[flo
     means = np.concatenate([times @ sums / (times @ sizes) for times in drawn])
     low, high = np.quantile(means, ENDS)
     return float(low), float(high)
-
-
-def _none_decides(deviations: Floats) -> bool:
-    """Whether a sum of these, resampled, is nearly normal: no square is more than a hundredth of
-    all."""
-    squares = np.square(deviations)
-    return bool(squares.max() <= squares.sum() / 100)
 
 
 def median_interval(values: Floats, groups: Words | None = None) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.drawing import INK, MUTED, RULE, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import check_empty, output_folder
+from mjp_privacy.core.files import check_own, output_folder
 from mjp_privacy.core.text import formula_free, shown
 from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
 from mjp_privacy.data.images import keep_apart
@@ -334,7 +334,7 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
     source = open_images(arguments.images)
     records = spread_subset(source.records, arguments.limit, arguments.seed)
     keep_apart(arguments.out, {"--images": arguments.images})
-    check_empty(arguments.out)
+    check_own(arguments.out)
     loaded = _loaded(named, arguments)
     out = output_folder(arguments.out)
     results: list[Analysed] = []

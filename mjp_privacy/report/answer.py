@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from attacks.equations import CERTAIN
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.source import IN_STEP_OF
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card import (
     Card,
     CardFigure,
@@ -29,7 +27,7 @@ from mjp_privacy.report.clients import (
 )
 from mjp_privacy.report.figures import capped_median, exact_share
 from mjp_privacy.report.flags import RESIDUAL_CONVERGED, not_tried
-from mjp_privacy.report.lines import DIAGNOSTIC, Line, once, options_of
+from mjp_privacy.report.lines import DIAGNOSTIC, Line, options_of
 from mjp_privacy.report.text import percent
 
 WORDS = 30
@@ -49,15 +47,18 @@ THREATS = {
 """What the attacker has, by the letters of Carletti et al., USENIX Security 2025."""
 
 
-def build_card(clients: Sequence[Client]) -> Card:
-    """The card of a report on these clients."""
+def build_card(clients: Sequence[Client], experiments: Sequence[Sequence[str]] = ()) -> Card:
+    """The card of a report on these clients; of run folders that hold several `experiments` it says
+    so first."""
+    shared = [shown(first_of(names, 3)) for names in experiments if len(names) > 1]
+    first = f"Several experiments share a folder ({'; '.join(shared)}). " if shared else ""
     shown_ones, main, further = card_clients(clients)
     if not shown_ones:
-        return Card("No client was attacked: there are no rows of an attack.", "", "")
+        return Card(f"{first}No client was attacked: there are no rows of an attack.", "", "")
     rows = tuple(map(card_row, shown_ones))
     row = rows[main]
     return Card(
-        *(verdict(row), assumptions(row), beside(row)),
+        *(first + verdict(row), assumptions(row), beside(row)),
         rows=rows,
         further=further,
         main=main,
@@ -65,16 +66,6 @@ def build_card(clients: Sequence[Client]) -> Card:
         not_tried=not_tried(attacked_ones(clients), row.client),
         would_change=would_change(row),
     )
-
-
-def of_several(card: Card, runs: Sequence[Path]) -> Card:
-    """The card of run folders; that one holds several experiments is said first."""
-    held = [RunStore(run).experiments for run in runs]
-    shared = [shown(first_of(names, 3)) for names in held if len(names) > 1]
-    if not shared:
-        return card
-    said = f"Several experiments share a folder ({'; '.join(shared)}). {card.verdict}"
-    return replace(card, verdict=said)
 
 
 def verdict(row: CardRow) -> str:
@@ -107,7 +98,10 @@ def verdict(row: CardRow) -> str:
         said = f"{pictures.capitalize() if told.most else f'Some of {pictures}'} leak{when}"
     said += f": {'one upload gives' if best is row.one_upload else 'several uploads give'} "
     level = f"{best.exact} of {best.of} exactly"
-    if sent_plain := len(unshuffled_ones(client, row.deciding)):
+    # the exact ones of which an attack on as many uploads read one in which nothing was shuffled
+    read = [x.unshuffled_images for x in client.matching if (x.uploads == 1) != row.by_several]
+    exact = row.deciding.exact_images if row.deciding and client.cell.gamma else frozenset[str]()
+    if sent_plain := len(exact.intersection(frozenset().union(*read))):
         of_them = "all" if sent_plain == best.exact else f"{sent_plain} of them"
         level += f", {of_them} from unshuffled steps"
     said += level if best.exact else f"{told.above_20} of {best.of} at 20 dB or more"
@@ -116,17 +110,6 @@ def verdict(row: CardRow) -> str:
     longer = f"{said}, {told.reached}."
     more = best.exact and told.above_20 > best.exact and len(longer.split()) <= WORDS
     return longer if more else f"{said}."
-
-
-@once
-def unshuffled_ones(client: Client, line: Line | None) -> frozenset[str]:
-    """The exact pictures of a line of which an attack on as many uploads of the client read one in
-    which nothing was shuffled."""
-    if line is None or not client.cell.gamma:
-        return frozenset()
-    single = line.uploads == 1
-    seen = [one.unshuffled_images for one in client.matching if (one.uploads == 1) == single]
-    return line.exact_images & frozenset().union(*seen)
 
 
 def _failure(best: CardFigure, told: CardFigure, floor: CardFigure | None) -> str:
@@ -138,7 +121,7 @@ def _failure(best: CardFigure, told: CardFigure, floor: CardFigure | None) -> st
         return "no attack of this report reaches 20 dB, and others may"
     if not told.above_20:
         return "what reaches 20 dB is hardly better than a plain colour, and others may get more"
-    if floor is not None and floor.of and floor.above_20 / floor.of >= best.above_20 / best.of:
+    if floor is not None and floor.above_20 / floor.of >= best.above_20 / best.of:
         return "as many pictures reach 20 dB without any gradient"
     return ""
 

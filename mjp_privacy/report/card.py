@@ -159,8 +159,8 @@ class CardRow:
         """The figure that decides: one upload's if most pictures leak from it, else the worse of
         one and of several; None where nothing was scored. Plain pictures do not count."""
         single, several = self.one_upload, self.any_uploads
-        if not (single and single.of and several and several.of):
-            return single if single and single.of else several if several and several.of else None
+        if single is None or several is None:
+            return single or several
         telling = single.above_20 - plain_pictures(self.client, self.client.one_upload)
         if telling >= HALF * single.of:
             return single
@@ -177,12 +177,6 @@ class CardRow:
     def deciding(self) -> Line | None:
         """The line of that figure."""
         return self.client.any_uploads if self.by_several else self.client.one_upload
-
-    @property
-    def every_flag(self) -> list[Flag]:
-        """The flags of the client and of its figures."""
-        figures = (figure for figure in self.figures.values() if figure)
-        return [*self.flags, *(flag for figure in figures for flag in figure.flags)]
 
 
 @dataclass(frozen=True)
@@ -203,7 +197,8 @@ class Card:
     def flags(self) -> tuple[Flag, ...]:
         """Every flag of the rows and their figures once: the footnotes in the order of the table,
         whose numbers are their places from 1."""
-        return tuple(dict.fromkeys(flag for row in self.rows for flag in row.every_flag))
+        flagged = (of for row in self.rows for of in (row, *row.figures.values()) if of)
+        return tuple(dict.fromkeys(flag for of in flagged for flag in of.flags))
 
     @property
     def columns(self) -> dict[str, str]:
@@ -318,9 +313,11 @@ def card_table(card: Card, title: str = "What leaks") -> TextTable:
     return TextTable(title, caption, header, tuple(rows), "l" * len(header))
 
 
-def every_client(clients: Sequence[Client]) -> TextTable:
-    """The same for all of the clients, where the card has no room for them."""
-    return card_table(Card("", "", "", tuple(map(card_row, clients))), "Every client")
+def every_client(card: Card, clients: Sequence[Client]) -> TextTable:
+    """The same for all of the clients, where the card has no room for them: its own come first, so
+    that footnotes keep their numbers."""
+    in_order = dict.fromkeys((*(row.client for row in card.rows), *clients))
+    return card_table(replace(card, rows=tuple(map(card_row, in_order))), "Every client")
 
 
 def flag_names(card: Card) -> str:
@@ -331,7 +328,7 @@ def flag_names(card: Card) -> str:
 
 def _cell(card: Card, row: CardRow, column: str) -> str:
     figure = row.figures[column]
-    if figure is None or math.isnan(figure.mean):
+    if figure is None:
         return row.absent[column]
     if column == "floor":
         return f"mean {figure.level()}, {figure.attack.replace('_', ' ')}"
@@ -374,7 +371,7 @@ def console_text(card: Card, reasons: Sequence[str]) -> str:
 def console_card(card: Card) -> str:
     """The verdict, the assumptions, a line for each client, and the footnotes by number."""
     said = _wrapped(card.verdict, 2) + _wrapped(card.assumptions or card.beside, 3)
-    if not any(figure and figure.n for row in card.rows for figure in row.figures.values()):
+    if not card.columns:
         return "\n".join(said + _wrapped(card.beside, 9) * bool(card.assumptions)) + "\n"
     further = f"{counted(card.further, 'further client')} on the page" if card.further else ""
     under = _wrapped(". ".join(filter(None, (flag_names(card), further))), 3)
@@ -406,7 +403,7 @@ def _aligned(card: Card) -> list[str]:
 def _short_cell(card: Card, row: CardRow, column: str) -> str:
     """`5/20 exact, 17 ≥ 20 dB`; the mean where no picture is that good."""
     figure = row.figures[column]
-    if figure is None or math.isnan(figure.mean):
+    if figure is None:
         return row.absent[column]
     if column == "floor":
         return f"{capped(figure.mean, 1)} dB"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from mjp_privacy.report.lines import (
     client_text,
     target_of,
 )
-from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Rule, derive
+from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, derive
 
 DEFENCES = ("withhold", "positions", "position_noise", "defenses", "lora", "train")
 """Facts of a client by which it keeps something from the server, besides MJP."""
@@ -118,11 +117,6 @@ class Client:
         cell = replace(self.cell, **{**defaults_of(AttackFacts), **facts})
         return replace(self.lines[0], cell=cell, stored=rows, left_out=())
 
-    @property
-    def floor_values(self) -> pd.Series[float]:
-        """The PSNR of the floor by image."""
-        return pd.Series(dtype=float) if self.floor is None else self.floor.scored(*PSNR)
-
     @cached_property
     def masks(self) -> bool:
         """Whether it masks patches as MJP does, which an attack that applies to masked patches
@@ -201,13 +195,9 @@ class Client:
     def _best(self, lines: Sequence[Line], *, single: bool) -> Line | None:
         """The worst case over these lines, or the line itself where there is only one."""
         scored = [line for line in lines if line.count(*PSNR)]
-        worst = self.chosen_by(WORST_CASE, single=single) if scored else None
-        return worst or next(iter(scored), None)
-
-    def chosen_by(self, rule: Rule, *, single: bool) -> DerivedLine | None:
-        """The line derived by a rule from attacks on one upload, or on any number."""
-        lines = (line for line in self.derived if line.rule is rule)
-        return next((line for line in lines if (line.uploads == 1) == single), None)
+        worst = (line for line in self.derived if line.rule is WORST_CASE and scored)
+        of_uploads = (line for line in worst if (line.uploads == 1) == single)
+        return next(iter((*of_uploads, *scored)), None)
 
 
 def clients_of(lines: Sequence[Line]) -> list[Client]:
@@ -221,9 +211,8 @@ def clients_of(lines: Sequence[Line]) -> list[Client]:
     number = max((line.number for line in lines), default=0)
     for client in clients:
         client.others = clients
-        client.derived = [
-            replace(line, number=number + at) for at, line in enumerate(derive(client.attacks), 1)
-        ]
+        derived = derive(client.attacks, client.matching, client.masks)
+        client.derived = [replace(line, number=number + at) for at, line in enumerate(derived, 1)]
         number += len(client.derived)
         client.title = f"{client.name}, {client.details}"
     attacked = attacked_ones(clients)
@@ -315,8 +304,8 @@ def distinct_clients(clients: Sequence[Client]) -> list[Client]:
     chosen: dict[object, Client] = {}
     for client in sorted(attacked_ones(clients), key=preference):
         chosen.setdefault(same_client(client), client)
-    kept = set(map(id, chosen.values()))
-    return [c for c in clients if id(c) in kept and any(len(line.images) for line in c.lines)]
+    kept = {*chosen.values()}
+    return [c for c in clients if c in kept and any(len(line.images) for line in c.lines)]
 
 
 def card_clients(clients: Sequence[Client]) -> tuple[list[Client], int, int]:
@@ -363,9 +352,8 @@ def leaked(client: Client) -> tuple[float, ...]:
         if line is None:
             values += [-1.0, -1.0, -1.0]
         else:
-            shares = exact_share(line).percent, success_share(line, THRESHOLDS[0]).percent
-            figures = (*shares, mean_of(line, *PSNR))
-            values += [-1.0 if math.isnan(figure) else figure for figure in figures]
+            values += [exact_share(line).percent, success_share(line, THRESHOLDS[0]).percent]
+            values.append(mean_of(line, *PSNR))
     return tuple(values)
 
 

@@ -103,14 +103,10 @@ def attack(argv: list[str], usage: Usage) -> int:
     """`mjp attack`: run the experiment, then print the answer of its folder."""
     from mjp_privacy.experiment import commands
 
-    return commands.attack(argv, usage, _answer)
+    def answer(run: Path) -> str:
+        from mjp_privacy.report.card import console_card
+        from mjp_privacy.report.contents import read_contents
 
+        return console_card(read_contents([run]).card)
 
-def _answer(run: Path) -> str:
-    from mjp_privacy.report.answer import build_card, of_several
-    from mjp_privacy.report.card import console_card
-    from mjp_privacy.report.clients import clients_of
-    from mjp_privacy.report.runs import load_runs
-
-    card = build_card(clients_of(load_runs([run]).lines))
-    return console_card(of_several(card, [run]))
+    return commands.attack(argv, usage, answer)

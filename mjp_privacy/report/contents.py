@@ -13,15 +13,16 @@ from mjp_privacy.core.drawing import Chart
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import comparisons
-from mjp_privacy.report.answer import build_card, of_several
+from mjp_privacy.report.answer import build_card
 from mjp_privacy.report.card import HEADINGS, Card, every_client
 from mjp_privacy.report.clients import Client, attacked_ones, clients_of, derived_lines
 from mjp_privacy.report.curves import (
+    BATCH,
+    UPLOADS,
     batch_points,
-    batches_charts,
     curve_points,
     distribution_charts,
-    uploads_charts,
+    panel_charts,
 )
 from mjp_privacy.report.figures import Table, build_tables
 from mjp_privacy.report.flags import figure_flags
@@ -55,6 +56,11 @@ class Contents:
     def lines(self) -> Sequence[Line]:
         return self.loaded.lines
 
+    @property
+    def experiments(self) -> list[list[str]]:
+        """The names of the experiments in each of the run folders."""
+        return [RunStore(run).experiments for run in self.runs]
+
     @cached_property
     def clients(self) -> list[Client]:
         """What was attacked, also where only controls were run."""
@@ -76,7 +82,7 @@ class Contents:
 
     @cached_property
     def card(self) -> Card:
-        return of_several(build_card(self.clients), self.runs)
+        return build_card(self.clients, self.experiments)
 
     @cached_property
     def strip(self) -> tuple[tuple[str, Line], ...] | None:
@@ -131,7 +137,7 @@ class Contents:
 
     @cached_property
     def notes(self) -> tuple[Section, ...]:
-        return all_notes(self.lines, self.derived, self.loaded.remarks)
+        return all_notes(self.lines, self.derived, self.reasons)
 
     @cached_property
     def main(self) -> TextTable:
@@ -161,8 +167,8 @@ class Contents:
         """The charts by section of the page, none where there is nothing to draw."""
         return {
             "distributions": distribution_charts(self.card_lines),
-            "uploads": uploads_charts(self.points),
-            "batches": batches_charts(self.batches),
+            "uploads": panel_charts(self.points, UPLOADS),
+            "batches": panel_charts(self.batches, BATCH),
             "tradeoff": clients_tradeoff(self.clients),
         }
 
@@ -170,9 +176,8 @@ class Contents:
     def comparisons(self) -> list[TextTable]:
         """All clients where the card does not show them, and uploads whose truth is not known."""
         attacked = attacked_ones(self.clients)
-        every = every_client(attacked) if len(attacked) > len(self.card.rows) else None
-        tables = (every, comparisons.residual_table(self.clients))
-        return [table for table in tables if table is not None]
+        every = every_client(self.card, attacked) if len(attacked) > len(self.card.rows) else None
+        return [*filter(None, (every, comparisons.residual_table(self.clients)))]
 
     @cached_property
     def table5_rows(self) -> list[Row]:
@@ -187,8 +192,7 @@ class Contents:
     def table5_first(self) -> bool:
         """Whether a run is of the paper's table, which then stands right under the answer; other
         runs show their pictures first."""
-        names = [name for run in self.runs for name in RunStore(run).experiments]
-        return any(name.startswith("table5") for name in names)
+        return any(name.startswith("table5") for names in self.experiments for name in names)
 
     @cached_property
     def tests(self) -> TextTable | None:
@@ -205,7 +209,7 @@ class Contents:
             comparisons.identification_table(of_main[:IDENTIFIED]),
             comparisons.agreement_table(self.chooser) if self.chooser else None,
         )
-        return [table for table in tables if table is not None]
+        return [*filter(None, tables)]
 
 
 def read_contents(runs: Sequence[Path], progress: Progress | None = None) -> Contents:

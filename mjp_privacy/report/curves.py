@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,7 +66,8 @@ if TYPE_CHECKING:
 Named = tuple[str, Line]
 
 MOST = 12
-"""More lines than these cannot be told apart; those that follow are in the tables."""
+"""More lines, or charts of one kind, than these cannot be told apart; those that follow are in the
+tables."""
 MOST_STEPS = 240
 """A curve of more images is drawn at this many thresholds, where its shares are true as well."""
 LETTERS = 60  # of a name
@@ -316,20 +318,14 @@ BATCH = Over(
 LEVELS = {"grey_mean": ("floor: a uniform grey", ":"), "ceiling_mean": ("ceiling", "--")}
 
 
-def uploads_charts(points: pd.DataFrame) -> tuple[Chart, ...]:
-    """A chart for each panel of what `curve_points` returns; none for no points."""
+def panel_charts(points: pd.DataFrame, over: Over) -> tuple[Chart, ...]:
+    """A chart for each of the first panels of what `curve_points` or `batch_points` returns; none
+    for no points."""
+    if "exact_lo" in points:
+        ends = {"exact_share_lo": points["exact_lo"], "exact_share_hi": points["exact_hi"]}
+        points = points.assign(exact_share=100 * points["exact"] / points["n"], **ends)
     panels = points.groupby("panel") if len(points) else ()
-    return tuple(_panel_chart(panel, UPLOADS, number) for number, panel in panels)
-
-
-def batches_charts(points: pd.DataFrame) -> tuple[Chart, ...]:
-    """A chart for each panel of what `batch_points` returns; none for no points."""
-    if points.empty:
-        return ()
-    shares = {"exact_share": 100 * points["exact"] / points["n"]}
-    ends = {"exact_share_lo": points["exact_lo"], "exact_share_hi": points["exact_hi"]}
-    panels = points.assign(**shares, **ends).groupby("panel")
-    return tuple(_panel_chart(panel, BATCH, number) for number, panel in panels)
+    return tuple(_panel_chart(panel, over, number) for number, panel in islice(panels, MOST))
 
 
 def _panel_chart(panel: pd.DataFrame, over: Over, number: object) -> Chart:

@@ -12,13 +12,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import did_you_mean
-from mjp_privacy.metrics import METRICS as SCORES
+from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.metrics.pictures import arrow
+from mjp_privacy.metrics.scores import METRICS as SCORES
 from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
-    Counts,
     Share,
     Summary,
     are,
@@ -82,12 +80,6 @@ def accuracies(line: Line) -> tuple[Summary, Summary]:
     return intact.as_share(), altered.as_share()
 
 
-def image_counts(line: Line, variant: str) -> Counts:
-    """How many images were scored, failed and so on, by PSNR or else the first other score."""
-    computed = (metric for metric in ("psnr", *METRICS) if (metric, variant) in line.keys)
-    return summary(line, next(computed, "psnr"), variant).counts
-
-
 def mean_of(line: Line, metric: str, variant: str = DIAGNOSTIC) -> float:
     """Mean of min(value, cap) over the images that have one; NaN where none has."""
     values = line.scored(metric, variant).to_numpy()
@@ -120,13 +112,6 @@ def share_of_tried(line: Line, count: int) -> Share:
     tried = ~are(statuses, "unscored")
     trials = None if photographs is None else independent_trials(photographs[tried])
     return Share(count, int(tried.sum()), trials)
-
-
-@once
-def ceiling_distance(line: Line) -> float:
-    """Mean of ceiling - PSNR (standard), both capped, over the images that have both."""
-    reached, ceiling = np.minimum(_beside(line, "ceiling_psnr"), PSNR_CAP)
-    return float(np.mean(ceiling - reached)) if len(ceiling) else math.nan
 
 
 def _beside(line: Line, diagnostic: str) -> NDArray[np.float64]:
@@ -188,20 +173,13 @@ TABLE5 = (
     PublishedRow(4, "DeiT-S+MJP", "c", 62.9, 0.1706, 0.0338, 8.07, 0.0875, 0.8945),
 )
 
-_BY_NAME = {(row.model, row.setting): row for row in TABLE5}
-
 
 def published_row(model: str, setting: str) -> PublishedRow:
     """The printed row of a model in a setting, as in `published_row("DeiT-S", "b")`."""
-    row = _BY_NAME.get((model, setting))
-    if row is None:
-        names = [f"{row.model} {row.setting}" for row in TABLE5]
-        hint = did_you_mean(f"{model} {setting}", names)
-        raise UserError(
-            f"Expected a paper_row of the paper's Table 5, got model {model!r} in setting "
-            f"{setting!r}.{hint} Available: {', '.join(names)}."
-        )
-    return row
+    by_name = {f"{row.model} {row.setting}": row for row in TABLE5}
+    if row := by_name.get(f"{model} {setting}"):
+        return row
+    raise unknown_name("paper_row of the paper's Table 5", f"{model} {setting}", by_name)
 
 
 # the table of all lines ---------------------------------------------------------------------------
@@ -263,11 +241,6 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
     )
 
 
-def rank_bound(line: Line) -> bool:
-    """Whether the rank ceiling bounds the line: it inverts the embedding by minimum norm."""
-    return line.cell.role == "ceiling" or "rank" in line.traits
-
-
 def _facts(line: Line, varying: Sequence[str]) -> dict[str, Any]:
     """What a line is; of the attack's facts, derived lines have only the number of uploads and
     controls have none."""
@@ -285,9 +258,12 @@ def _facts(line: Line, varying: Sequence[str]) -> dict[str, Any]:
 
 
 def _scores(line: Line, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Counts of images, accuracy in percent, of the model as trained and of the one that the attack
-    met, and the five scores. Then the shares of images from a PSNR on."""
-    counts, (intact, altered) = image_counts(line, variant), accuracies(line)
+    """Counts of images by PSNR or else the first other score, accuracy in percent, of the model as
+    trained and of the one that the attack met, and the five scores. Then the shares of images from
+    a PSNR on."""
+    computed = (metric for metric in ("psnr", *METRICS) if (metric, variant) in line.keys)
+    counts = summary(line, next(computed, "psnr"), variant).counts
+    intact, altered = accuracies(line)
     values: dict[str, Any] = {"n": counts.ok, "n_failed": counts.failed}
     values |= {"n_unsupported": counts.unsupported, "n_unscored": counts.unscored}
     values |= {"n_not_run": line.not_run, **_columns("acc", intact, scale=100)}
@@ -310,9 +286,12 @@ def _columns(name: str, score: Summary, *, scale: float = 1) -> dict[str, Any]:
 
 
 def _bounds(line: Line) -> dict[str, Any]:
-    """What bounds a line: the grey, the ceiling, and the linear system of its attack."""
-    bounded = rank_bound(line)
+    """What bounds a line: the grey, the ceiling where it inverts the embedding by minimum norm, and
+    the linear system of its attack."""
     reached, grey = _beside(line, "grey_psnr")
+    bounded = line.cell.role == "ceiling" or "rank" in line.traits
+    under, ceiling = np.minimum(_beside(line, "ceiling_psnr"), PSNR_CAP)
+    distance = float(np.mean(ceiling - under)) if bounded and len(ceiling) else math.nan
     medians = ("cond_a", "rank_a", "nonzero_rows", "zero_rows", "shuffled_patches")
     empty = line.scored("empty_mask", DIAGNOSTIC)
     below = 100 * float((reached < grey).mean()) if len(grey) else math.nan
@@ -322,7 +301,7 @@ def _bounds(line: Line) -> dict[str, Any]:
         "in_place_mean": mean_of(line, "oracle_in_place_psnr"),
         "ceiling_mean": mean_of(line, "ceiling_psnr") if bounded else math.nan,
         "ceiling_n": line.count("ceiling_psnr", DIAGNOSTIC) if bounded else 0,
-        "ceiling_distance": ceiling_distance(line) if bounded else math.nan,
+        "ceiling_distance": distance,
         **{f"{name}_median": capped_median(line, name, DIAGNOSTIC) for name in medians},
         "empty_masks": int((empty > 0).sum()) if len(empty) else None,
         "role": line.cell.role,

@@ -3,6 +3,7 @@ sentence, when it holds; and the attacks that were not tried."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,12 +13,13 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.metrics.statistics import PSNR_CAP, are
 from mjp_privacy.report.clients import Client, same_kind
+from mjp_privacy.report.figures import PSNR
 from mjp_privacy.report.lines import DIAGNOSTIC, Line, once
 from mjp_privacy.report.worst_case import DerivedLine
 from mjp_privacy.uploads.checks import MISNORMALISED
 
-DIGITS = {"float32": 24, "float64": 53}
-"""Bits of a significand: cond(A) is compared with 2 to this power."""
+RESOLVED = {"float32": 2.0**24, "float64": 2.0**53}
+"""The largest cond(A) that a significand of so many bits resolves."""
 
 RESIDUAL_CONVERGED = 0.1
 """An optimising attack whose picture leaves more than this of the gradient has not converged."""
@@ -38,7 +40,7 @@ class Flag:
 def figure_flags(client: Client, line: Line) -> tuple[Flag, ...]:
     """The flags of what one attacker got, an attack's line or a worst case; controls have none, nor
     what was not scored."""
-    if line.cell.role in ("floor", "ceiling") or not line.count("psnr", "standard"):
+    if line.cell.role in ("floor", "ceiling") or not line.count(*PSNR):
         return ()
     return tuple(flag for flag in OF_FIGURES if flag.applies(client, line))
 
@@ -84,19 +86,19 @@ def _adds_errors(client: Client) -> bool:
 
 def _below(client: Client, line: Line) -> bool:
     """Whether the line's mean is below that of the floor on the same images."""
-    gain = line.scored("psnr", "standard").clip(upper=PSNR_CAP) - client.floor_values
-    return bool(gain.notna().any()) and float(gain.dropna().sum()) < 0
+    floor = client.floor
+    return floor is not None and bool(
+        (line.scored(*PSNR).clip(upper=PSNR_CAP) - floor.scored(*PSNR)).sum() < 0
+    )
 
 
-def _median_above(line: Line, diagnostic: str, limit: float) -> bool:
-    values = line.scored(diagnostic, DIAGNOSTIC)
-    return len(values) > 0 and values.median() > limit
-
-
-def _ill_conditioned(client: Client, line: Line) -> bool:
-    bits = DIGITS.get(line.cell.dtype)
-    bounded = [other for other in line.shown_attacks if "rank" in other.traits]
-    return bits is not None and any(_median_above(other, "cond_a", 2.0**bits) for other in bounded)
+def _median_above(line: Line, trait: str, diagnostic: str, limit: float) -> bool:
+    """Whether a diagnostic of an attack with this trait is mostly above the limit."""
+    return any(
+        line.scored(diagnostic, DIAGNOSTIC).median() > limit  # of none it is NaN
+        for line in line.shown_attacks
+        if trait in line.traits
+    )
 
 
 def _unfinished(client: Client, line: Line) -> bool:
@@ -125,7 +127,7 @@ def _cut_short(client: Client, line: Line) -> bool:
 
 def _lacks(line: Line, *, unscored: bool) -> bool:
     """Whether some pictures count nowhere; or whether some without a score count as lost."""
-    values, statuses, _ = line.column("psnr", "standard")
+    values, statuses, _ = line.column(*PSNR)
     nowhere = are(statuses, "unscored")
     return bool(nowhere.any() if unscored else (values.isna() & ~nowhere).any())
 
@@ -187,17 +189,16 @@ OF_FIGURES: tuple[Flag, ...] = (
         "not_converged",
         "not converged",
         "The attack ended far from the uploaded gradient: more steps or starts may give more.",
-        lambda client, line: any(
-            "steps" in x.traits and _median_above(x, "gradient_residual", RESIDUAL_CONVERGED)
-            for x in line.shown_attacks
-        ),
+        lambda client, line: _median_above(line, "steps", "gradient_residual", RESIDUAL_CONVERGED),
     ),
     Flag(
         "ill_conditioned",
         "ill-conditioned",
         "Rounding decides this score, so another machine may give another: on most images cond(A) "
         "exceeds what the gradients' precision resolves.",
-        _ill_conditioned,
+        lambda client, line: _median_above(
+            line, "rank", "cond_a", RESOLVED.get(line.cell.dtype, math.inf)
+        ),
     ),
     Flag(
         "assumes_8_bit",

@@ -87,7 +87,7 @@ def keys_of(frame: pd.DataFrame) -> list[Key]:
     """The metrics and variants of a frame: an image that is not ok has all, with a reason in place
     of the score. Whether the model was right counts as asked where no image has a label: then there
     are rows that say so."""
-    from mjp_privacy.metrics import METRICS
+    from mjp_privacy.metrics.scores import METRICS
 
     scores = scores_of(frame)
     known = frame[scores].notna().any()
@@ -300,15 +300,11 @@ class Line:
         name = f"{metric}.{variant}"
         values = self.frame[name] if name in self.frame else pd.Series(np.nan, self.images)
         if variant in OF_PICTURE and (metric, variant) in self.keys:
-            return Column(values, self._statuses, self.photographs)
+            return Column(values, pd.Categorical(self.frame["status"]), self.photographs)
         known = values.notna().to_numpy()
         ok = categorical(["ok"]).repeat(int(known.sum()))
         of_known = None if self.photographs is None else self.photographs[known]
         return Column(values[known], ok, of_known)
-
-    @cached_property
-    def _statuses(self) -> pd.Categorical:
-        return pd.Categorical(self.frame["status"])
 
     @cached_property
     def photographs(self) -> pd.Categorical | None:

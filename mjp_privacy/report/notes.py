@@ -21,8 +21,11 @@ from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
 REASONS_SHOWN = 30
 NAMED = 3
 """Files that are called by their names."""
+NO_REASON = "no reason given"
 NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
+ENDED = "not run", "the run ended before; run the same command again"
+"""Their status and reason, and those of images that it did not come to."""
 FEW = 10
 """Images below which intervals are said to be too narrow: of ten normal values a percentile
 bootstrap of 95 % covers the mean in 89 % of cases, of five in 84 %, of two in 50 %."""
@@ -40,9 +43,10 @@ class Section:
 
 
 def all_notes(
-    lines: Sequence[Line], derived: Sequence[DerivedLine] = (), remarks: Sequence[str] = ()
+    lines: Sequence[Line], derived: Sequence[DerivedLine] = (), reasons: Sequence[str] = ()
 ) -> tuple[Section, ...]:
-    """The sections that have at least one note, in the order they are printed."""
+    """The sections that have at least one note, in the order they are printed; `reasons`: why
+    images and lines have no score."""
     choices = [*map(choice_sentence, derived)]
     controls = [line for line in lines if line.cell.role in ("floor", "ceiling")]
     if controls:
@@ -58,11 +62,10 @@ def all_notes(
         )
     differences = [sentence for note in DIFFERENCES for sentence in grouped(lines, note)]
     sections: dict[str, Sequence[str]] = {
-        "What is left out": remarks,
+        "Images and lines without a score": reasons,
         "Worst case and attacker's choice": choices,
         "What differs from the paper's set-up": differences,
         "What bounds the scores": bounds,
-        "Images and lines without a score": not_scored(lines),
         "How the figures are made": method(lines),
     }
     return tuple(Section(title, tuple(items)) for title, items in sections.items() if items)
@@ -114,13 +117,6 @@ def choice_sentence(line: DerivedLine) -> str:
     if line.uploads > 1:
         said += f" Its attacks may use up to {line.uploads} uploads of one image."
     return said
-
-
-def _lost(line: Line) -> Counter[tuple[str, str]]:
-    """How many images have no score, by (status, reason), in the order of the images."""
-    rows = line.frame.loc[line.frame["status"] != "ok", ["status", "reason"]].astype(object)
-    rows["reason"] = rows["reason"].replace("", "no reason given")
-    return Counter(rows.itertuples(index=False, name=None))
 
 
 # what differs from the paper's set-up -------------------------------------------------------------
@@ -181,15 +177,6 @@ DIFFERENCES: tuple[Note, ...] = (_images, _model, _client)
 # what limits the scores besides a defence: algebra, rounding, unequal or missing images -----------
 
 
-def unfinished(line: Line) -> Iterable[str]:
-    """Whether the line lacks images which its run had planned."""
-    if line.not_run and not line.left_out:
-        yield (
-            f"UNFINISHED: {line.not_run} of {line.planned} images were not run. To complete the "
-            "run, give its command again."
-        )
-
-
 def _mixed_code(line: Line) -> Iterable[str]:
     """Whether several versions of the code made the line's images."""
     codes = Counter(line.frame["code"].dropna()) if "code" in line.frame else Counter()
@@ -225,7 +212,7 @@ def _few(line: Line) -> Iterable[str]:
         )
 
 
-BOUNDS: tuple[Note, ...] = (unfinished, _few, _mixed_code, _unshuffled)
+BOUNDS: tuple[Note, ...] = (_few, _mixed_code, _unshuffled)
 
 
 # how scores become figures; printed with every report, so that it can stand alone ----------------
@@ -260,8 +247,8 @@ def method(lines: Sequence[Line]) -> list[str]:
 
 
 def not_scored(lines: Sequence[Line]) -> list[str]:
-    """Damaged rows and files that are no images; then reasons of failed, unsupported and unscored
-    lines and images: each once, with its counts.
+    """Damaged rows and files that are no images; then reasons of lines and images that are not run,
+    failed, unsupported and unscored: each once, with its counts.
 
     For example `6 images unsupported: a batch of 2 (lines 3, 5)`.
     """
@@ -269,12 +256,14 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
     single: dict[tuple[str, str], dict[Line, int]] = {}
     for line in lines:
         if line.status != "ok":
-            status, reason = line.status, line.reason or "no reason given"
-            if reason.startswith(NOT_RUN):
-                status, reason = "not run", "the run ended before; run the same command again"
-            whole.setdefault((status, reason), []).append(line)
-        counts = _lost(line)
-        for pair, count in counts.items():
+            status, reason = line.status, line.reason or NO_REASON
+            pair = ENDED if reason.startswith(NOT_RUN) else (status, reason)
+            whole.setdefault(pair, []).append(line)
+        elif line.not_run and not line.left_out:
+            single.setdefault(ENDED, {})[line] = line.not_run
+        lost = line.frame.loc[line.frame["status"] != "ok", ["status", "reason"]].astype(object)
+        lost["reason"] = lost["reason"].replace("", NO_REASON)
+        for pair, count in Counter(lost.itertuples(index=False, name=None)).items():
             if pair != (line.status, line.reason):
                 single.setdefault(pair, {})[line] = count
     sentences = [*_without_rows(lines)]

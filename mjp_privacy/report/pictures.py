@@ -114,9 +114,7 @@ def write_pictures(
                     continue
                 row |= {"client": client}
                 # on disk before the picture, so that a killed report leaves none unlisted
-                table.writerow(
-                    {k: formula_free(v) if isinstance(v, str) else v for k, v in row.items()}
-                )
+                table.writerow({name: formula_free(value) for name, value in row.items()})
                 listed.flush()
                 written[row["file"]] = path = folder / row["file"]
                 check_folder(path)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import os
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -109,7 +110,7 @@ def check_folders(runs: Sequence[Path]) -> None:
     """Raise unless these are run folders, each of them once."""
     for run in runs:
         try:
-            if _is_run(run):
+            if any(next(run.glob(pattern), None) for pattern in RUN):
                 continue
             got = "it is a file" if run.exists() else "it does not exist"
             if run.is_dir():
@@ -126,41 +127,16 @@ def check_folders(runs: Sequence[Path]) -> None:
 def check_out(out: Path, runs: Sequence[Path], own: Collection[str]) -> None:
     """Raise where a report cannot be written: in a run, except as RUN/report, whatever that holds,
     or among files of other names than a report's own; the runs themselves may lie beside it."""
-    wrong, place = "", Path()
-    try:
-        if out.exists() and not out.is_dir():
-            wrong = "is a file"
-        place = out.resolve()
-    except (OSError, ValueError, RuntimeError) as error:  # the last of a link to itself
-        wrong = f"is {reason(error)}"
-    roots = [run.resolve() for run in runs]
-    own_place = place in [root / "report" for root in roots]
-    if not own_place and not wrong and any(place.is_relative_to(root) for root in roots):
-        wrong = "lies in a run"
-    if wrong:
+    place, roots = Path(os.path.realpath(out)), [run.resolve() for run in runs]
+    if place in [root / "report" for root in roots]:
+        return
+    if any(place.is_relative_to(root) for root in roots):
         raise UserError(
-            f"Expected a folder of its own for the report, but {shown(out)} {wrong}. "
+            f"Expected a folder of its own for the report, but {shown(out)} lies in a run. "
             "Give another --out."
         )
-    if not own_place:
-        around = [root.relative_to(place).parts[0] for root in roots if place in root.parents]
-        check_own(out, "mjp report", [*own, *map(escape, around)])
-
-
-@contextmanager
-def nothing_in_the_way(out: Path) -> Iterator[None]:
-    """Name the file or folder that stands where the report wants to write another kind of thing."""
-    try:
-        yield
-    except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
-        raise UserError(
-            f"The report cannot be written into {shown(out)}: {error.strerror} "
-            f"({shown(error.filename2 or error.filename)}). Give another --out, or take it away."
-        ) from error
-
-
-def _is_run(folder: Path) -> bool:
-    return any(next(folder.glob(pattern), None) for pattern in RUN)
+    around = [root.relative_to(place).parts[0] for root in roots if place in root.parents]
+    check_own(out, "mjp report", [*own, *map(escape, around)])
 
 
 # where the numbers come from ----------------------------------------------------------------------

@@ -25,7 +25,7 @@ from mjp_privacy.metrics.statistics import Summary
 from mjp_privacy.models.sizes import PAPERS_SIZE, is_papers_model
 from mjp_privacy.report.answer import LADDER
 from mjp_privacy.report.card import ABSENT, NOT_RUN, card_figure, card_row
-from mjp_privacy.report.clients import PUBLISHED, Client, attacked_ones, same_client
+from mjp_privacy.report.clients import PUBLISHED, Client, attacked_ones, same_client, short_gamma
 from mjp_privacy.report.figures import (
     ARROWS,
     METRICS,
@@ -37,7 +37,7 @@ from mjp_privacy.report.figures import (
     summary,
 )
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.text import DASH, DECIMALS, TextTable, capped, csv_text, gamma, percent
+from mjp_privacy.report.text import DASH, DECIMALS, TextTable, capped, csv_text, percent
 
 TITLE = "Table 5"
 GROUP_OF_SETTING = {"a": 1, "b": 2, "c": 4}
@@ -58,7 +58,7 @@ def _leak(client: Client, clients: Sequence[Client]) -> dict[str, Any]:
     same.sort(key=lambda o: (order.index(o.cell.setting), o.cell.dtype != cell.dtype))
     for other in same:
         for line in (other.one_upload, other.any_uploads):
-            if line is not None and line.count("psnr", "standard"):
+            if line is not None:
                 # planned rows of an attack on the trained model are not there: more may leak
                 missing = any(x.not_run > 0 and x.competes for x in other.attacks)
                 of = card_figure(other, line)
@@ -148,7 +148,7 @@ def table5(rows: Sequence[Row]) -> TextTable | None:
         cell = row.line.cell
         number = "" if row.group == shown_group else f"({row.group})"
         shown_group = row.group
-        ratio = gamma(cell.gamma).removeprefix("0") if cell.gamma else DASH
+        ratio = short_gamma(cell.gamma) if cell.gamma else DASH
         accuracy, *others = row.scores.values()
         scores = [percent(SCALE["acc"] * accuracy.mean, accuracy.n)]
         scores += [digits(n, s.mean) for n, s in zip(METRICS, others, strict=True)]
@@ -188,7 +188,7 @@ def differences(rows: Sequence[Row]) -> str:
             pixels = " and ".join(map(size_text, sizes))
             said.append(f"models that are not the paper's, at {pixels} px (paper: {PAPERS_SIZE})")
         said.append(f"{', '.join(sorted({cell.dtype for cell in cells}))} (paper: not said)")
-        gammas = ", ".join(sorted({gamma(c.gamma).removeprefix("0") for c in cells if c.gamma}))
+        gammas = ", ".join(sorted({short_gamma(c.gamma) for c in cells if c.gamma}))
         if gammas:
             said.append(f"γ {gammas} (paper: .27 by its poster, .9 by its code)")
     else:

@@ -96,51 +96,27 @@ def percent(value: float | None, n: int) -> str:
     return number(value, DECIMALS["acc"] if n >= FULL else 0)
 
 
-def below_cap(value: float, decimals: int) -> str:
-    """A PSNR below the cap, with as many decimals as keep it there: `99.98`, not `100.0`."""
-    return number(value, decimals_apart(value, decimals, PSNR_CAP))
-
-
 def capped(value: float | None, decimals: int) -> str:
-    """A PSNR as tables show it: `≥ 100` from the cap on, above which nothing is told apart."""
+    """A PSNR as tables show it: `≥ 100` from the cap on, above which nothing is told apart; below
+    it with as many decimals as keep it there: `99.98`, not `100.0`."""
     if value is not None and value >= PSNR_CAP:
         return f"≥ {PSNR_CAP:.0f}"
-    return DASH if value is None else below_cap(value, decimals)
-
-
-def interval_text(
-    mean: float, low: float, high: float, decimals: int, cap: float = math.inf
-) -> str:
-    """`71.74 [66.91, 76.26]`; `≥ 100` from the cap on, and a dash for what is not known."""
-    if math.isnan(mean):
-        return DASH
-    if mean >= cap:
-        return capped(mean, decimals)
-    shown = number if math.isinf(cap) else below_cap
-    interval = DASH if math.isnan(low) else f"{shown(low, decimals)}, {shown(high, decimals)}"
-    return f"{shown(mean, decimals)} [{interval}]"
+    return DASH if value is None else number(value, decimals_apart(value, decimals, PSNR_CAP))
 
 
 def score(record: Record, name: str) -> str:
-    """`mean [low, high]`, with its n where that differs from the line's."""
+    """`71.74 [66.91, 76.26]`, with its n where that differs from the line's; `≥ 100` from PSNR's
+    cap on, and a dash for what is not known."""
     decimals, n = DECIMALS[name], record[f"{name}_n"]
     if name.startswith("acc") and n < FULL:
         decimals = 0
     mean, low, high = (record[f"{name}_{part}"] for part in ("mean", "lo", "hi"))
-    text = interval_text(mean, low, high, decimals, PSNR_CAP if name == "psnr" else math.inf)
-    at_cap = name == "psnr" and mean >= PSNR_CAP
-    return text if text == DASH or at_cap or n == record["n"] else f"{text} (n={n})"
-
-
-def gamma(value: float | None) -> str:
-    """γ without trailing zeros, a dash where it is unknown."""
-    return DASH if value is None or math.isnan(value) else f"{value:g}"
-
-
-def varying_columns_of(varying: Sequence[str]) -> list[Column]:
-    """The entries in which lines differ."""
-    titles = {key: COLUMN_TITLES.get(key, key.replace("_", " ")) for key in varying}
-    return [Column(titles[key], partial(_varying_cell, key), "l") for key in varying]
+    if math.isnan(mean) or (name == "psnr" and mean >= PSNR_CAP):
+        return capped(mean, decimals)
+    shown = capped if name == "psnr" else number
+    interval = DASH if math.isnan(low) else f"{shown(low, decimals)}, {shown(high, decimals)}"
+    of = "" if n == record["n"] else f" (n={n})"
+    return f"{shown(mean, decimals)} [{interval}]{of}"
 
 
 def _varying_cell(key: str, record: Record) -> str:
@@ -165,53 +141,44 @@ def remark(record: Record) -> str:
     return str(record["reason"]) if not record["n"] else ""
 
 
-def records(table: Table) -> list[dict[str, Any]]:
-    """One mapping from column to value for every line."""
-    return [{str(k): v for k, v in row.items()} for row in table.frame.to_dict("records")]
-
-
 def main_table(
     table: Table, caption: str, beware: Mapping[int, str], *, many_runs: bool
 ) -> TextTable:
     """Every line of `table` with its counts, its scores, what bounds them and warnings by line."""
-    rows = records(table)
+    rows = [{str(k): v for k, v in row.items()} for row in table.frame.to_dict("records")]
     several_dtypes = len({row["dtype"] for row in rows}) > 1
     scores = [metric for metric in METRICS if metric != "psnr"]
+
+    def tried(row: Record) -> int:
+        return int(row["n"] + row["n_failed"] + row["n_unsupported"])
+
     columns = [
         Column("#", lambda r: r["line"]),
         Column("Run", lambda r: r["run"], "l") if many_runs else None,
         Column("Model", lambda r: r["model"], "l"),
         Column("Set.", lambda r: r["setting"], "l"),
-        Column("γ", lambda r: gamma(r["gamma"]), "l"),
+        Column("γ", lambda r: scalar_text(r["gamma"]), "l"),
         Column("Attack", lambda r: r["attack"] + MARKS.get(r["role"], ""), "l"),
         Column("dtype", lambda r: r["dtype"], "l") if several_dtypes else None,
-        *varying_columns_of(table.varying),
+        *(
+            Column(COLUMN_TITLES.get(key, key.replace("_", " ")), partial(_varying_cell, key), "l")
+            for key in table.varying
+        ),
         Column("n", lambda r: r["n"]),
         Column("not scored", unscored),
         Column(f"PSNR {ARROWS['psnr']}", partial(score, name="psnr")),
         Column("median", lambda r: capped(r["psnr_median"], 2)),
         Column("exact", lambda r: r["psnr_exact"] if r["n"] else DASH),
-        Column("≥ 20 dB", _at_20),
+        Column("≥ 20 dB", lambda r: f"{r['psnr_at_20']} of {tried(r)}" if r["n"] else DASH),
         *(Column(f"{TITLES[name]} {ARROWS[name]}", partial(score, name=name)) for name in scores),
         Column(f"Acc. {ARROWS['acc']}", partial(score, name="acc")),
         Column("Acc. altered", partial(score, name="acc_altered")),
         Column("grey", lambda r: number(r["grey_mean"], 2)),
         Column("rank ceiling", lambda r: number(r["ceiling_mean"], 2)),
-        Column("cond(A)", lambda r: condition(r["cond_a_median"])),
-        Column("Remark", remark, "l") if any(map(remark, rows)) else None,
-        Column("beware", lambda r: beware.get(r["line"], ""), "l"),
+        Column("cond(A)", lambda r: f"{r['cond_a_median']:.1e}".replace("nan", DASH)),
+        Column("beware", lambda r: remark(r) or beware.get(r["line"], ""), "l"),
     ]
     return table_of("Every line", caption, columns, rows)
-
-
-def _at_20(record: Record) -> str:
-    tried = record["n"] + record["n_failed"] + record["n_unsupported"]
-    return f"{record['psnr_at_20']} of {tried}" if record["n"] else DASH
-
-
-def condition(value: float) -> str:
-    """A condition number such as `1.2e+07`, or a dash."""
-    return DASH if math.isnan(value) else f"{value:.1e}"
 
 
 def one_line(text: str) -> str:
@@ -366,12 +333,8 @@ def table_csv(tables: Sequence[Table], *, many_runs: bool) -> str:
 
 def csv_text(table: pd.DataFrame, *, header: bool = True) -> str:
     """A table as CSV for spreadsheets: no text in it begins like a formula."""
-
-    def safe(cell: Any) -> Any:
-        return formula_free(cell) if isinstance(cell, str) else cell
-
     texts = [name for name in table if any(isinstance(x, str) for x in table[name].unique())]
-    changed = {str(name): table[name].astype(object).map(safe) for name in texts}
+    changed = {str(name): table[name].astype(object).map(formula_free) for name in texts}
     return str(table.assign(**changed).to_csv(index=False, header=header, lineterminator="\n"))
 
 

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST = 36
+"""Clients of a report's chart; more numbers cannot be told apart."""
+
 FAMILIES = {
     **{"none": (colour(6), "s"), "MJP": (colour(0), "o"), "noise": (colour(1), "^")},
     **{"DP-SGD": (colour(2), "D"), "sparsification": (colour(3), "v")},
@@ -68,8 +71,7 @@ class TradeoffPoint:
     leakage_low: float
     leakage_high: float
     n: int
-    not_reached: int = 0  # images that no attack of the list applies to: they count as the floor
-    not_scored: int = 0  # images without a score, which are in no figure
+    lost: float = 0.0  # share of the images on which no attack has a score
 
     @property
     def look(self) -> tuple[str, str]:
@@ -85,8 +87,7 @@ class TradeoffPoint:
     def unattacked(self) -> bool:
         """Whether half of the images or more have no score of an attack: then what leaks is not
         known, and a client whose attacks fail must not look protected."""
-        lacking = self.not_reached + self.not_scored
-        return lacking > 0 and 2 * lacking >= self.n + self.not_scored
+        return self.lost >= 0.5
 
     @property
     def words(self) -> str:
@@ -137,18 +138,20 @@ def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
             *(100 * accuracy.mean, 100 * accuracy.low, 100 * accuracy.high),
             *(leakage.mean, leakage.low, leakage.high),
             n=leakage.n,
-            not_scored=leakage.counts.total - leakage.n,
+            lost=1 - leakage.n / leakage.counts.total,
         )
         points.append(point)
     drawable = [point for point in points if point.drawable]
     if len(drawable) < 3 or len({point.family for point in drawable}) < 2:
         return ()
     greys = [client.of_images("grey_psnr", DIAGNOSTIC) for client in compared]
-    made = tradeoff_chart(points, floor=float(pd.concat(greys).clip(upper=PSNR_CAP).mean()))
+    made = tradeoff_chart(points[:MOST], floor=float(pd.concat(greys).clip(upper=PSNR_CAP).mean()))
+    more = ""
     if left := len(group) - len(compared):
-        more = f" {left} further clients had fewer attacks run on them and are left out."
-        made = replace(made, caption=made.caption + more)
-    return (made,)
+        more += f" {left} further clients had fewer attacks run on them and are left out."
+    if left := len(points[MOST:]):
+        more += f" {left} more are in the tables."
+    return (replace(made, caption=made.caption + more),)
 
 
 def _defence(client: Client) -> str:
@@ -171,7 +174,7 @@ def points_from_comparison(table: pd.DataFrame, scope: str) -> list[TradeoffPoin
             *(float(row["top1"]), float(row["top1_low"]), float(row["top1_high"])),
             *(float(row["psnr"]), float(row["low"]), float(row["high"])),
             n=int(row["n"]),
-            not_reached=0 if pd.isna(row["unreached"]) else int(row["unreached"]),
+            lost=0.0 if pd.isna(row["unreached"]) else int(row["unreached"]) / int(row["n"]),
         )
         for _, row in comparable(table, scope).iterrows()
     ]

@@ -15,6 +15,7 @@ candidates has a reason in place of scores.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -110,18 +111,25 @@ class DerivedLine(Line):
         return all(member.has_truth for member in self.members)
 
 
-def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
+def derive(attacks: Sequence[Line], matching: Sequence[Line], masks: bool) -> list[DerivedLine]:
     """The derived lines of one client, all numbered 0; none with fewer than two attacks.
 
     Where some attacks use several uploads there are two lines for each rule: one over the attacks
     that use a single upload, one over all of them. An attack that was refused or failed on every
     image uses none.
+
+    matching: those that are a match for the client; masks: whether it masks. What attacks made for
+    another client get says nothing of one that does.
     """
-    members = [line for line in adaptive_attacks(attacks) if len(line.images)]
+
+    def competing(most: float) -> list[Line]:
+        lines = [line for line in attacks if line.competes and line.uploads <= most]
+        known = not masks or any(line in matching for line in lines)
+        return [line for line in lines if known and len(line.images)]
+
+    single, members = competing(1), competing(math.inf)
     if len(members) < 2:
         return []
-    once = adaptive_attacks([line for line in attacks if line.uploads == 1], beside=attacks)
-    single = [line for line in once if len(line.images)]
     several = any(line.uploads > 1 and line.reconstructs for line in members)
     scopes = [(single, "1 upload")] if single else []
     scopes += [(members, "any number of uploads")] if several else []
@@ -138,21 +146,6 @@ def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
             of = (first.store, tuple(candidates), chosen)
             derived.append(DerivedLine(0, first.run, cell, _frame(candidates, chosen), *of))
     return derived
-
-
-def adaptive_attacks(attacks: Sequence[Line], beside: Sequence[Line] = ()) -> list[Line]:
-    """The attacks on the trained model, if at least one of them is a match for the client: what an
-    attack made for another one gets says nothing of this one.
-
-    beside: all attacks on the client, which show whether it masks
-    """
-    trained = [line for line in attacks if line.competes]
-    every = beside or attacks
-    masked = any(line.cell.gamma and line.some_above_zero("zero_rows") for line in every)
-    known = any(
-        line.exact_images or ("masks" in line.traits and line.reconstructs) for line in trained
-    )
-    return trained if known or not masked else []
 
 
 def choose(members: Sequence[Line], rule: Rule) -> pd.Series[int]:

@@ -33,7 +33,7 @@ from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.figures import TITLES
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.pictures import picture_score, remove_listed, write_pictures
-from mjp_privacy.report.runs import check_out, commands, nothing_in_the_way, provenance
+from mjp_privacy.report.runs import check_out, commands, provenance
 from mjp_privacy.report.table5 import table5_csv
 from mjp_privacy.report.text import DASH, DECIMALS, capped, number, percent
 
@@ -84,26 +84,28 @@ def write_report(
     check_out(out, runs, OWN)
     with one_thread(), Progress("reading rows", None, "cells", plain=False) as progress:
         contents = read_contents(runs, progress)
-        progress.total = 12 * len(contents.lines)  # all that follows, as long as that takes
-
-        def then(what: str, weight: int) -> None:
-            progress.advance(weight * len(contents.lines), what)
-
-        then("choosing pictures", 0)
+        progress.advance(0, "choosing pictures")
         _ = contents.gallery
-        then("tables", 2)
+        progress.advance(0, "tables")
         _ = contents.tables, contents.table5  # what is wrong is said before anything is written
-        with nothing_in_the_way(out), working_in(output_folder(out)):
+        with working_in(output_folder(out)):
             sweep(out)
             files = _write_texts(contents, out)
-            then("rows and charts", 1)
+            progress.advance(0, "rows and charts")
             files += _write_data(contents, out)
-            then("pictures", 2)
+            progress.advance(0, "pictures")
             if pictures == "none":
                 remove_listed(out / "pictures")
             else:
-                files += _write_pictures(contents, out, every=pictures == "all")
-            then("page", 2)
+                made = write_pictures(
+                    contents.lines,
+                    [shown.image_id for shown in contents.gallery.shown],
+                    out / "pictures",
+                    all_images=pictures == "all",
+                    client_names=contents.client_names,
+                )
+                files += made[-1:]  # the index that lists them
+            progress.advance(0, "page")
             beside = [path.relative_to(out).as_posix() for path in files]
             downloads = [(name, what) for name, what in DOWNLOADS.items() if name in beside]
             downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
@@ -186,18 +188,6 @@ def _write_text(path: Path, content: str) -> Path:
     return path
 
 
-def _write_pictures(contents: Contents, out: Path, *, every: bool) -> list[Path]:
-    """The reconstructions, every one or those on the page; the index that lists them."""
-    written = write_pictures(
-        contents.lines,
-        [shown.image_id for shown in contents.gallery.shown],
-        out / "pictures",
-        all_images=every,
-        client_names=contents.client_names,
-    )
-    return written[-1:]
-
-
 # the page -----------------------------------------------------------------------------------------
 
 POLICY = (
@@ -231,8 +221,7 @@ def render_page(contents: Contents, downloads: Sequence[tuple[str, str]] = ()) -
         policy=POLICY.format(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
         data=page_data(contents),
     )
-    page = _DIRECTIONS.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", page)
-    return page.encode("utf-8", "replace").decode("utf-8")  # a file name may be no Unicode
+    return _DIRECTIONS.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", page)
 
 
 def _asset(name: str) -> str:
@@ -292,7 +281,7 @@ DIGITS = 6  # significant ones of a per-image score
 
 def page_data(contents: Contents) -> str:
     """The text of `<script type="application/json">`: the pictures that the page holds and their
-    scores."""
+    scores, in ASCII and without the `<`, `>` and `&` that would end it."""
     gallery = contents.gallery
     images = sorted(shown.image_id for shown in gallery.shown)
     lines: list[dict[str, Any]] = []
@@ -309,7 +298,7 @@ def page_data(contents: Contents) -> str:
         of_line["setting"] = line.cell.setting
         of_line |= {"scores": scores, "exact": [int(image in exact) for image in images]}
         lines.append(of_line)
-    return script_json(
+    data = json.dumps(
         {
             **{"cap": PSNR_CAP, "at_cap": capped(PSNR_CAP, 1)},
             "metrics": [
@@ -321,8 +310,11 @@ def page_data(contents: Contents) -> str:
             **{"lines": lines, "image_ids": images},
             "shown": [{"image_id": x.image_id, "lines": [*x.lines.items()]} for x in gallery.shown],
             "pictures": [*gallery.pictures.items()],
-        }
+        },
+        allow_nan=False,
+        separators=(",", ":"),
     )
+    return data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _plain(value: float) -> float | str | None:
@@ -332,9 +324,3 @@ def _plain(value: float) -> float | str | None:
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"  # as JavaScript reads it
     return float(f"{value:.{DIGITS}g}")
-
-
-def script_json(data: Any) -> str:
-    """JSON that may stand inside a script element: it holds no `<`, `>`, `&` and only ASCII."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

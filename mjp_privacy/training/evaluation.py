@@ -25,7 +25,7 @@ from torch import Tensor
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.drawing import band, colour, dashes, drawn, picture
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import check_empty, output_folder, write_atomically
+from mjp_privacy.core.files import check_own, output_folder, write_atomically
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.schema import height_width, size_of
@@ -393,7 +393,7 @@ def prepare_folder(arguments: EvaluationArguments, *images: str) -> None:
     if arguments.out:
         options = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in images}
         keep_apart(arguments.out, options)
-        check_empty(output_folder(arguments.out))
+        check_own(output_folder(arguments.out))
 
 
 def write_report(out: Path, tables: Mapping[str, pd.DataFrame], name: str, text: str) -> None:

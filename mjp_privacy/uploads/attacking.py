@@ -33,9 +33,9 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.diagnostics import batch_labels, gradient_fit, masks_some
 from mjp_privacy.experiment.plan import refused_by_block
 from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Refusal
-from mjp_privacy.metrics import METRICS, score
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import SMALLEST, psnr, quantise
+from mjp_privacy.metrics.scores import METRICS, score
 from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import Doubt, judged, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mjp_privacy.data import open_images, spread_subset
-from mjp_privacy.metrics import score
+from mjp_privacy.metrics.scores import score
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.jigsaw import Grid, blockwise_mask

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from mjp_privacy.cli import main
-from mjp_privacy.metrics import METRICS, lpips_backbone, score
+from mjp_privacy.metrics.pictures import lpips_backbone
+from mjp_privacy.metrics.scores import METRICS, score
 
 Folders = tuple[Path, Path]
 GREY = np.zeros((32, 40), dtype=np.uint8)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 import mjp_privacy
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics import METRICS, prepare, score
 from mjp_privacy.metrics.pictures import StructuralSimilarity, quantise
+from mjp_privacy.metrics.scores import METRICS, prepare, score
 
 WEIGHTS = Path(mjp_privacy.__file__).parent / "assets" / "alexnet_features_fp16.safetensors"
 PAPER_ARROWS = {"mse": True, "fft2d": True, "psnr": False, "ssim": False, "lpips": True}

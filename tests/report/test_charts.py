@@ -17,7 +17,7 @@ import pytest
 from mjp_privacy.core.drawing import Chart
 from mjp_privacy.metrics.statistics import Share
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.curves import curve_of, distribution_charts, uploads_charts
+from mjp_privacy.report.curves import UPLOADS, curve_of, distribution_charts, panel_charts
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.tradeoff import (
     TradeoffPoint,
@@ -71,7 +71,7 @@ def made(folder: Path, word: str) -> list[Chart]:
     table = points_of_run.assign(model=word, options=word)
     families = enumerate(("none", "MJP", "noise"))
     points = [point(50, 9 + i, label=word + kind, family=kind) for i, kind in families]
-    drawn = [*distribution_charts([(word, line)]), *uploads_charts(table)]
+    drawn = [*distribution_charts([(word, line)]), *panel_charts(table, UPLOADS)]
     return [*drawn, tradeoff_chart(points, floor=8.0)]
 
 
@@ -153,8 +153,8 @@ def test_points_are_the_rows_of_the_table_and_each_has_its_name(scope: str) -> N
 
 
 def test_a_run_of_several_defences_has_its_chart(tmp_path: Path) -> None:
-    """Without the client on which fewer attacks were run."""
-    noise = {f"noise {n}": {"defenses": f"gaussian_noise {n}"} for n in (0.1, 0.01)}
+    """Without the client on which fewer attacks were run; one on which they failed is hollow."""
+    noise = {f"noise {n}": {"defenses": f"gaussian_noise {n}"} for n in (0.1, 0.01, 1)}
     cells = [
         intact(f"{name} {attack}", attack=attack, **facts)
         for name, facts in {"plain": {}, **noise, "int8": {"defenses": "int8"}}.items()
@@ -162,11 +162,15 @@ def test_a_run_of_several_defences_has_its_chart(tmp_path: Path) -> None:
     ][:-1]
     known = {"top1": 1.0, "grey_psnr": 11.0}
     control = (intact("mean_image", role="floor"), [13.0] * 3, known)
-    run_of(tmp_path, *((entry, [15.0, 16.0, 17.0], known) for entry in cells), control)
+    psnr: dict[bool, list[float | str]] = {False: [15.0, 16.0, 17.0]}
+    psnr[True] = ["failed", 16.0, "failed"]
+    lines = ((entry, psnr[entry["run_id"].startswith("noise 1 ")], known) for entry in cells)
+    run_of(tmp_path, *lines, control)
     (found,) = read_contents([tmp_path]).charts["tradeoff"]
     named = [title for title in titles(found.svg) if "16.0 dB" in title]
-    assert len(named) == 3
-    assert all("100.0 % [43.9, 100.0]" in title for title in named)  # Wilson's, of 3 of 3
+    assert len(named) == 4
+    assert sum("100.0 % [43.9, 100.0]" in title for title in named) == 3  # Wilson's, of 3 of 3
+    assert re.search(r"Hollow.*gaussian noise 1\b", found.caption)
     assert "11.0 dB" in found.caption  # the grey's, not that of a better control
     assert " 1 further client" in found.caption
 
@@ -198,7 +202,7 @@ def test_the_front_is_what_nobody_beats(seed: int) -> None:
     [({}, True), ({"n": 2, "not_scored": 18}, False), ({"n": 20, "not_reached": 12}, False)],
 )
 def test_a_client_whose_pictures_mostly_have_no_score_is_not_on_the_front(
-    changes: dict[str, int], on_front: bool
+    changes: dict[str, float], on_front: bool
 ) -> None:
     private = point(90.0, 8.0, **changes)
     assert (private in pareto_front([private, point(80.0, 30.0)])) == on_front

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.metrics import score
 from mjp_privacy.metrics.matching import distances, matched_distances, pointing
 from mjp_privacy.metrics.pictures import alexnet_layers
+from mjp_privacy.metrics.scores import score
 from mjp_privacy.metrics.statistics import Share
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.report.comparisons import identification_table

@@ -13,7 +13,7 @@ import pytest
 from mjp_privacy.metrics.statistics import Share
 from mjp_privacy.report import comparisons
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.curves import uploads_charts
+from mjp_privacy.report.curves import UPLOADS, panel_charts
 from mjp_privacy.report.figures import TABLE5
 from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.text import TextTable
@@ -197,6 +197,13 @@ def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> No
     ]
 
 
+def test_images_that_a_run_did_not_come_to_are_counted_with_the_reasons(tmp_path: Path) -> None:
+    contents = read_contents([small_run(tmp_path, planned_images=5)])
+    (reason,) = contents.reasons
+    assert reason.startswith("2 images not run: ")
+    assert reason in contents.notes[0].items
+
+
 # over uploads and over batches --------------------------------------------------------------------
 
 
@@ -219,7 +226,7 @@ def test_what_a_curve_must_not_mix_has_a_panel_of_its_own(
     assert points["panel"].tolist() == [1, 1, 2, 2]
     if "augment" in change:
         assert points["differs"].tolist() == ["", "", "augment flip", "augment flip"]
-        assert len(uploads_charts(points)) == 2
+        assert len(panel_charts(points, UPLOADS)) == 2
 
 
 def fresh(batch: int, uploads: int, name: str = "shared_picture", **more: Any) -> dict[str, Any]:
