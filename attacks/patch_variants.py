@@ -148,7 +148,7 @@ class PatchIntegers(PatchPriorAttack):
         for step in (~system.hidden.any(-1)).nonzero().flatten().tolist():
             with image(step):
                 directions, sizes, _ = torch.linalg.svd(system.rows[step])
-                known = torch.full_like(directions[0], 1 / spread)
+                known = torch.ones_like(directions[0]) / spread
                 known[: len(sizes)] += sizes.square() / noise[step].mean()
                 variance = unit / known + EXACTLY**2
                 if int((variance > OPEN**2).sum()) > OPEN_AT_MOST:

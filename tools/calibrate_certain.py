@@ -4,8 +4,8 @@
     python tools/calibrate_certain.py --photographs 2 --out /tmp/table.md
 
 Each client deviates in one way from what the attacker is told. Its picture is compared with what it
-fed, on three ViTs: an untrained one, at 64 px and with more patches than its width, and a trained
-one (`cifar_vit`). Photographs are scikit-image's. Some minutes on one core.
+fed, on two ViTs: one untrained, one trained (`cifar_vit`). Photographs are scikit-image's. Some
+minutes on one core.
 """
 
 from __future__ import annotations
@@ -242,11 +242,9 @@ CLIENTS: dict[str, tuple[Step, dict[str, Any]]] = {
 
 
 def models() -> Iterator[LoadedModel]:
-    """A ViT-Ti of three blocks for pictures of 64 pixels and for 112, which have 196 patches,
-    untrained, and a trained one for 56."""
-    shape = {"patch_size": 8, "depth": 3, "num_classes": 10, "mean": 0.5, "std": 0.5}
-    for size in (64, 112):
-        yield load_model("vit_tiny_patch16_224", checkpoint="random", img_size=size, **shape)
+    """A ViT-Ti of three blocks for pictures of 64 pixels, untrained, and a trained one for 56."""
+    shape = {"img_size": 64, "patch_size": 8, "depth": 3, "num_classes": 10}
+    yield load_model("vit_tiny_patch16_224", checkpoint="random", mean=0.5, std=0.5, **shape)
     yield load_model("cifar_vit")
 
 
