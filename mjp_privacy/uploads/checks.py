@@ -354,12 +354,17 @@ def _replaced(view: AttackerView, patches: Tensor) -> Tensor:
     tell nothing."""
     update = view.updates[0]
     if PATCH_BIAS not in update.grads or not bool(update.grads[PATCH_BIAS].any()):
-        return (patches.abs().amax(-1) < ZEROS).any(1)
+        return _has_zeros(patches)
     system, sent = patch_system(view, update), gradient(view, update, PATCH_BIAS).cpu()
     rows = system.rows.sum(1) + (0 if system.hidden_sum is None else system.hidden_sum)
     rows = rows.to(sent)
     times = (sent * rows).sum(1, keepdim=True) / rows.square().sum(1, keepdim=True)
     return ~((sent - times * rows).norm(dim=1) < LITTLE * sent.norm(dim=1))
+
+
+def _has_zeros(patches: Tensor) -> Tensor:
+    """Which of the pictures (m, N, p) have a patch of zeros, bool (m,)."""
+    return (patches.abs().amax(-1) < ZEROS).any(1).cpu()
 
 
 class Judged(NamedTuple):
@@ -391,6 +396,8 @@ def judged(
     certain = found.get(CERTAIN)
     if certain is not None:
         sure = certain.cpu() == 1
+        if view.model.patch_embed.proj.bias is None:
+            sure &= ~_has_zeros(to_patches(_normalised(view, images), view.model.patch_size))
         shares = found.get(OUT_OF_RANGE, torch.zeros(len(sure))).cpu()
         reasons = {**doubts_of_certain(view, images, sure | (shares > 0)), **reasons}
         for place in shares.nonzero().flatten().tolist():

@@ -405,20 +405,23 @@ class Imitating(Own):
         return z if self.hidden is None else torch.where(self.hidden[:, None], self.mask_token, z)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_patches_that_a_token_took_the_place_of_are_not_certain(bias: bool) -> None:
-    """Their rows of the table's gradient are those of the token: zeros solve the equations."""
+@pytest.mark.parametrize(("bias", "drops"), [(True, False), (False, False), (False, True)])
+def test_patches_that_a_token_took_the_place_of_are_not_certain(bias: bool, drops: bool) -> None:
+    """Their rows of the table's gradient are those of the token: zeros solve the equations, and
+    where tokens are dropped that have no bias, those of layers, too."""
     torch.manual_seed(0)
     network, image = Imitating(bias=bias).eval(), photographs(1).float()
+    if drops:
+        nn.init.zeros_(network.mask_token)
     for hidden in (torch.arange(16) % 5 == 0, None):
         network.hidden = hidden
         network.zero_grad()
         nn.functional.cross_entropy(network((image - 0.5) / 0.5), torch.tensor([3])).backward()
         network.hidden = None
-        found = attack_gradients(
-            network, images=image, mean=0.5, std=0.5, attacks="patch_gradient"
-        ).best
-        assert (found.exact, found.verified) == ((0, 0) if hidden is not None else (1, 1))
+        asked = ["patch_gradient", "token_peeling"]
+        leak = attack_gradients(network, images=image, mean=0.5, std=0.5, attacks=asked)
+        assert leak.best.exact == (hidden is None)
+        assert any(made.verified for made in leak) == (hidden is None)
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.003])
