@@ -29,7 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.budget import image
-from attacks.equations import PATCH_SYSTEM, TABLE
+from attacks.equations import OPEN_DIRECTIONS, PATCH_SYSTEM, TABLE
 from attacks.equations.filling import wanted
 from attacks.equations.patch_system import (
     PatchSystem,
@@ -144,6 +144,7 @@ class PatchIntegers(PatchPriorAttack):
         scale, zero = (255 * n for n in normalisation(view.pixels, view.model.patch_size, patches))
         levels = patches * scale + zero
         sure = torch.zeros_like(levels[:, 0], dtype=torch.bool)  # (n, p)
+        free = torch.zeros(len(levels), dtype=torch.float64)
         unit, spread = scale.mean().square(), prior.covariance.diagonal().mean()
         for step in (~system.hidden.any(-1)).nonzero().flatten().tolist():
             with image(step):
@@ -151,7 +152,8 @@ class PatchIntegers(PatchPriorAttack):
                 known = torch.ones_like(directions[0]) / spread
                 known[: len(sizes)] += sizes.square() / noise[step].mean()
                 variance = unit / known + EXACTLY**2
-                if int((variance > OPEN**2).sum()) > OPEN_AT_MOST:
+                free[step] = int((variance > OPEN**2).sum())
+                if free[step] > OPEN_AT_MOST:
                     continue
                 covariance = (directions * variance) @ directions.mT
                 found = whole_columns(levels[step].cpu().numpy(), covariance.cpu().numpy())
@@ -164,7 +166,7 @@ class PatchIntegers(PatchPriorAttack):
         certain = certain_of(view, (levels - zero) / scale, sure.all(1))
         return Reconstruction(
             solved.images,
-            diagnostics={**solved.diagnostics, **certain},
+            diagnostics={**solved.diagnostics, **certain, OPEN_DIRECTIONS: free},
             inapplicable={**reasons, **dict.fromkeys(masked, MASKED)},
         )
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacks.equations import CERTAIN, OUT_OF_RANGE, PATCH, PATCH_BIAS, TABLE
+from attacks.equations import CERTAIN, OPEN_DIRECTIONS, OUT_OF_RANGE, PATCH, PATCH_BIAS, TABLE
 from attacks.equations.patch_system import (
     FEW,
     ROUNDED,
@@ -321,6 +321,9 @@ picture was shuffled, and the least steps within: of 200 plain photographs they 
 large at most, of mosaics 2.8, of nearly all of 600 with a quarter or more shuffled 2 or more."""
 ZEROS = 1e-3
 """Normalised pixels that count as 0: half a level of pixels is .004 or more."""
+LITTLE_SUM, ROUNDED_SUM = 5e-3, 1e-4
+"""Relative errors of the sum of positions' rows, which noise may leave, and rounding alone: rows
+are so alike that one of 25 was 5 % of it."""
 LITTLE = 0.05
 """Relative error of the patches up to which the equations tell the client's picture from others."""
 
@@ -359,7 +362,8 @@ def _replaced(view: AttackerView, patches: Tensor) -> Tensor:
     rows = system.rows.sum(1) + (0 if system.hidden_sum is None else system.hidden_sum)
     rows = rows.to(sent)
     times = (sent * rows).sum(1, keepdim=True) / rows.square().sum(1, keepdim=True)
-    return ~((sent - times * rows).norm(dim=1) < LITTLE * sent.norm(dim=1))
+    off = (sent - times * rows).norm(dim=1) / sent.norm(dim=1)
+    return ~(off < torch.where(_has_zeros(patches), ROUNDED_SUM, LITTLE_SUM))
 
 
 def _has_zeros(patches: Tensor) -> Tensor:
@@ -396,8 +400,11 @@ def judged(
     certain = found.get(CERTAIN)
     if certain is not None:
         sure = certain.cpu() == 1
-        if view.model.patch_embed.proj.bias is None:
-            sure &= ~_has_zeros(to_patches(_normalised(view, images), view.model.patch_size))
+        patches = to_patches(_normalised(view, images), view.model.patch_size)
+        if OPEN_DIRECTIONS in found:
+            sure &= ~_replaced(view, patches)
+        elif view.model.patch_embed.proj.bias is None:
+            sure &= ~_has_zeros(patches)
         shares = found.get(OUT_OF_RANGE, torch.zeros(len(sure))).cpu()
         reasons = {**doubts_of_certain(view, images, sure | (shares > 0)), **reasons}
         for place in shares.nonzero().flatten().tolist():

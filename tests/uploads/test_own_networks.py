@@ -405,10 +405,15 @@ class Imitating(Own):
         return z if self.hidden is None else torch.where(self.hidden[:, None], self.mask_token, z)
 
 
+@pytest.mark.parametrize("mean", [0.5, 0.0])
 @pytest.mark.parametrize(("bias", "drops"), [(True, False), (False, False), (False, True)])
-def test_patches_that_a_token_took_the_place_of_are_not_certain(bias: bool, drops: bool) -> None:
+def test_patches_that_a_token_took_the_place_of_are_not_certain(
+    bias: bool, drops: bool, mean: float
+) -> None:
     """Their rows of the table's gradient are those of the token: zeros solve the equations, and
-    where tokens are dropped that have no bias, those of layers, too."""
+    where tokens are dropped that have no bias, those of layers, too. With mean 0 zeros are black,
+    a level of 8 bits."""
+    std = 1 - mean
     torch.manual_seed(0)
     network, image = Imitating(bias=bias).eval(), photographs(1).float()
     if drops:
@@ -416,10 +421,11 @@ def test_patches_that_a_token_took_the_place_of_are_not_certain(bias: bool, drop
     for hidden in (torch.arange(16) % 5 == 0, None):
         network.hidden = hidden
         network.zero_grad()
-        nn.functional.cross_entropy(network((image - 0.5) / 0.5), torch.tensor([3])).backward()
+        nn.functional.cross_entropy(network((image - mean) / std), torch.tensor([3])).backward()
         network.hidden = None
-        asked = ["patch_gradient", "token_peeling"]
-        leak = attack_gradients(network, images=image, mean=0.5, std=0.5, attacks=asked)
+        given: dict[str, Any] = {"mean": mean, "std": std, "exhaustive": True}
+        asked = ["patch_gradient", "token_peeling", "patch_integers"]
+        leak = attack_gradients(network, images=image, attacks=asked, **given)
         assert leak.best.exact == (hidden is None)
         assert any(made.verified for made in leak) == (hidden is None)
 
