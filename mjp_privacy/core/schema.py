@@ -40,6 +40,8 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 MOST_COUNT = 10**9  # of anything that is counted
 MOST_NUMBER = 1e9  # of a rate, a weight, a noise
 MISTAKES_SHOWN = 10
+A_KIND = re.compile(r"constrained-(?:float|int|str)|tuple\[(?:constrained-)?(?:float|int)\b.*\]")
+"""Pydantic's word, in the place of a mistake, for one of the kinds that a value may have."""
 
 # types of fields ---------------------------------------------------------------------------------
 
@@ -168,7 +170,25 @@ def parse(kind: type[T], content: Mapping[str, Any], where: str) -> T:
 
 def listed_mistakes(error: ValidationError, kind: Any) -> str:
     """What pydantic found, as the end of a sentence and a line for each mistake."""
-    lines = [_explain(problem, kind) for problem in error.errors(include_url=False)]
+    every = error.errors(include_url=False)
+    problems = [  # of a field that may be a number or a list, those of what was given
+        problem
+        for problem in every
+        if not (
+            _is_of_another_kind(problem)
+            and any(
+                other["loc"][: len(problem["loc"]) - 1] == problem["loc"][:-1]
+                for other in every
+                if not _is_of_another_kind(other)
+            )
+        )
+    ]
+    inside = {problem["loc"][:-1] for problem in problems if problem["loc"]}
+    lines = [  # not that a list is too short when what it holds was refused
+        _explain(problem, kind)
+        for problem in problems
+        if problem["type"] != "too_short" or problem["loc"] not in inside
+    ]
     count = len(lines)
     if count > MISTAKES_SHOWN:
         lines = [*lines[:MISTAKES_SHOWN], f"... and {count - MISTAKES_SHOWN} more"]
@@ -176,9 +196,17 @@ def listed_mistakes(error: ValidationError, kind: Any) -> str:
     return f"{count} mistake(s):" + "".join(before + line for line in lines)
 
 
+def _is_of_another_kind(problem: Any) -> bool:
+    """Whether a value is not at all of one of the kinds that its field may have."""
+    location = problem["loc"]
+    kind = str(location[-1]) if location else ""
+    return bool(A_KIND.fullmatch(kind)) and problem["type"].endswith("_type")
+
+
 def _explain(problem: Any, kind: Any) -> str:
     location = problem["loc"]
-    place = shown(".".join(map(str, location)), 100)
+    names = [str(part) for part in location if not A_KIND.fullmatch(str(part))]
+    place = shown(".".join(names), 100)
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         for part in location[:-1]:  # what is behind a nested field
             kind = _with_fields(get_type_hints(kind).get(part)) or kind
