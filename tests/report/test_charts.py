@@ -199,7 +199,7 @@ def test_the_front_is_what_nobody_beats(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "on_front"),
-    [({}, True), ({"n": 2, "not_scored": 18}, False), ({"n": 20, "not_reached": 12}, False)],
+    [({}, True), ({"lost": 0.5}, False), ({"lost": 0.45}, True)],
 )
 def test_a_client_whose_pictures_mostly_have_no_score_is_not_on_the_front(
     changes: dict[str, float], on_front: bool
