@@ -29,7 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.budget import image
-from attacks.equations import OPEN_DIRECTIONS, PATCH_SYSTEM, TABLE
+from attacks.equations import OPEN_LEVELS, PATCH_SYSTEM, TABLE
 from attacks.equations.filling import wanted
 from attacks.equations.patch_system import (
     PatchSystem,
@@ -104,9 +104,12 @@ class PatchPriorAttack(PatchGradient):
 OPEN_AT_MOST = 36
 """Directions that gradients may leave open; of more the lattice's basis is not short enough."""
 SURE = 0.25
-"""On the way to another vector, up to which a pixel's levels are taken for the client's. Numbers
-that are not whole are that near in each of two dozen places once in 2^24."""
+"""On the way to another vector, up to which a pixel's levels are taken for the client's: numbers
+that are not whole are that near in each of n places once in 2^n. A picture is certain where that
+holds of all its pixels."""
 EXACTLY = 1e-4  # of a level; gradients of double precision tell no more than that here
+HIDDEN = "patches were masked: their pixels are not in these equations"
+TOO_OPEN = f"errors of the gradient leave more than {OPEN_AT_MOST} directions of the patches open"
 NOT_WHOLE = (
     "levels of 8 bits do not solve the patch equations: the client's pixels are no multiples of "
     "1/255 under the declared mean and std, or errors of its gradient hide them"
@@ -130,7 +133,11 @@ class PatchIntegers(PatchPriorAttack):
         refusal = super().unsupported(view)
         left = view.model.grid.patches + 1 - view.model.embed_dim
         if refusal is None and left > OPEN_AT_MOST:
-            text = f"N - D + 1 = {left} > {OPEN_AT_MOST}: so many directions of patches are open"
+            most = view.model.embed_dim - 1 + OPEN_AT_MOST
+            text = (
+                f"N - D + 1 = {left} > {OPEN_AT_MOST} directions of the patches are open: up to "
+                f"{most} patches it applies"
+            )
             return Refusal("underdetermined", text)
         if refusal is None and (batch := view.updates[0].batch) > 1:
             text = f"the pixels of {batch} pictures are mixed; batch 1 is needed"
@@ -161,13 +168,17 @@ class PatchIntegers(PatchPriorAttack):
                 whole = torch.from_numpy(found.values).to(levels)
                 levels[step] = torch.where(sure[step], whole, levels[step])
         solved = solution(view, system, (levels - zero) / scale, values)
-        reasons = {at: NOT_WHOLE for at, share in enumerate(sure.double().mean(1)) if share < 0.5}
+        reasons = {
+            at: TOO_OPEN if free[at] > OPEN_AT_MOST else NOT_WHOLE
+            for at, share in enumerate(sure.double().mean(1))
+            if share < 0.5
+        }
         masked = system.hidden.any(-1).nonzero().flatten().tolist()
         certain = certain_of(view, (levels - zero) / scale, sure.all(1))
         return Reconstruction(
             solved.images,
-            diagnostics={**solved.diagnostics, **certain, OPEN_DIRECTIONS: free},
-            inapplicable={**reasons, **dict.fromkeys(masked, MASKED)},
+            diagnostics={**solved.diagnostics, **certain, OPEN_LEVELS: free},
+            inapplicable={**reasons, **dict.fromkeys(masked, HIDDEN)},
         )
 
 

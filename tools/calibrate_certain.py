@@ -4,8 +4,8 @@
     python tools/calibrate_certain.py --photographs 2 --out /tmp/table.md
 
 Each client deviates in one way from what the attacker is told. Its picture is compared with what it
-fed, on two ViTs: one untrained, one trained (`cifar_vit`). Photographs are scikit-image's. Some
-minutes on one core.
+fed, on three ViTs: two untrained ones, the second 48 wide with 49 patches, and a trained one
+(`cifar_vit`). Photographs are scikit-image's. Some minutes on one core.
 """
 
 from __future__ import annotations
@@ -142,6 +142,10 @@ def clipped_apart(sent: Sent) -> Sent:
     return {n: scaled({n: g}, min(1.0, 1e-3 / float(g.norm())))[n] for n, g in sent.items()}
 
 
+def positions_scaled(sent: Sent, factor: float) -> Sent:
+    return {n: factor * g if n == "pos_embed" else g for n, g in sent.items()}
+
+
 def int8(sent: Sent) -> Sent:
     steps = {n: g.abs().max() / 127 for n, g in sent.items()}
     return {n: (g / steps[n]).round() * steps[n] for n, g in sent.items()}
@@ -194,6 +198,8 @@ CLIENTS: dict[str, tuple[Step, dict[str, Any]]] = {
     "clipped at norm 1": (lambda c: clipped(c.gradient(), 1.0), {}),
     "clipped at norm .001": (lambda c: clipped(c.gradient(), 1e-3), {}),
     "each tensor clipped": (lambda c: clipped_apart(c.gradient()), {}),
+    "positions' gradient halved": (lambda c: positions_scaled(c.gradient(), 1 / 2), {}),
+    "positions' gradient a third": (lambda c: positions_scaled(c.gradient(), 1 / 3), {}),
     "each clipped, unrounded": (lambda c: clipped_apart(between_levels(c)), {}),
     "loss scale 65,536 not undone": (lambda c: scaled(c.gradient(), 65536.0), {}),
     "sign turned": (lambda c: scaled(c.gradient(), -1.0), {}),
@@ -242,9 +248,11 @@ CLIENTS: dict[str, tuple[Step, dict[str, Any]]] = {
 
 
 def models() -> Iterator[LoadedModel]:
-    """A ViT-Ti of three blocks for pictures of 64 pixels, untrained, and a trained one for 56."""
-    shape = {"img_size": 64, "patch_size": 8, "depth": 3, "num_classes": 10}
-    yield load_model("vit_tiny_patch16_224", checkpoint="random", mean=0.5, std=0.5, **shape)
+    """A ViT-Ti of three blocks for pictures of 64 pixels, untrained, one of more patches than its
+    width for 56, and a trained one for 56."""
+    shape = {"patch_size": 8, "depth": 3, "num_classes": 10, "mean": 0.5, "std": 0.5}
+    for other in ({"img_size": 64}, {"img_size": 56, "embed_dim": 48}):
+        yield load_model("vit_tiny_patch16_224", checkpoint="random", **shape, **other)
     yield load_model("cifar_vit")
 
 

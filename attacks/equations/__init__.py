@@ -14,4 +14,4 @@ HEAD = "head.weight"
 HEAD_BIAS = "head.bias"
 
 CERTAIN, OUT_OF_RANGE = "certain", "out_of_range"  # diagnostics
-OPEN_DIRECTIONS = "open_directions"  # of patches, which levels of 8 bits alone determine
+OPEN_LEVELS = "open_levels"  # directions of a picture's patches that levels of 8 bits determine

@@ -7,8 +7,9 @@ Z^N has few vectors near the known directions: with R^T R = C^-1, x is the vecto
 spanned by R's columns that is nearest to R mean. LLL shortens that basis once for all columns, and
 Babai's nearest plane finds each (Lenstra, Lenstra, Lovász 1982; Babai 1986; Teunissen 1995).
 
-Only some of the N numbers enter the lattice, three times as many as directions are open and a few
-more; what is left of the others' covariance, once those are known, is far below 1.
+Only some of the N numbers enter the lattice: 24, and five for every two directions that are open.
+Where few are open, there may be more, until what is left of the others' spread, once those are
+known, is far below 1.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mjp_privacy.core.machine import derive_seed
 
 OPEN = 0.5  # standard deviation from which rounding does not tell a direction
 LEAST, EACH = 24, 2.5  # numbers in the lattice, and further ones for each direction that is open
+FEW, LEFT = 12, 0.03  # open directions with which more numbers cost little; spread of the others
 FINE = 2.0**12  # precision of the lattice
 
 
@@ -42,15 +44,20 @@ def open_directions(covariance: Reals) -> int:
 def whole_columns(mean: Reals, covariance: Reals) -> Whole:
     """The whole columns nearest to means (N, p), whose covariance (N, N) is known up to a factor of
     each column."""
-    count = len(mean)
-    number = min(count, LEAST + round(EACH * open_directions(covariance)))
+    count, free = len(mean), open_directions(covariance)
+    number = min(count, LEAST + round(EACH * free))
     order = np.random.default_rng(derive_seed("whole columns", count)).permutation(count)
-    some, rest = np.sort(order[:number]), np.sort(order[number:])
+    while True:
+        some, rest = np.sort(order[:number]), np.sort(order[number:])
+        inner, between = covariance[np.ix_(some, some)], covariance[np.ix_(some, rest)]
+        gain = np.linalg.solve(inner, between)
+        spread = covariance[rest, rest] - (gain * between).sum(0)
+        if free > FEW or spread.max(initial=0) <= LEFT**2:
+            break
+        number = min(count, 2 * number)
     values = np.empty_like(mean)
-    inner = covariance[np.ix_(some, some)]
     values[some], doubt = _nearest(mean[some], inner)
     if len(rest):
-        gain = np.linalg.solve(inner, covariance[np.ix_(some, rest)])
         left = mean[rest] + gain.T @ (values[some] - mean[some])
         values[rest] = np.rint(left)
         doubt = np.maximum(doubt, abs(left - values[rest]).max(0))

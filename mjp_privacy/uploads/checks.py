@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacks.equations import CERTAIN, OPEN_DIRECTIONS, OUT_OF_RANGE, PATCH, PATCH_BIAS, TABLE
+from attacks.equations import CERTAIN, OPEN_LEVELS, OUT_OF_RANGE, PATCH, PATCH_BIAS, TABLE
 from attacks.equations.patch_system import (
     FEW,
     ROUNDED,
@@ -401,8 +401,11 @@ def judged(
     if certain is not None:
         sure = certain.cpu() == 1
         patches = to_patches(_normalised(view, images), view.model.patch_size)
-        if OPEN_DIRECTIONS in found:
+        if update.batch == 1 and OPEN_LEVELS in found:
             sure &= ~_replaced(view, patches)
+            for place in sure.nonzero().flatten().tolist():
+                if apart := scaled_apart(view.part(place)):
+                    reasons[place] = apart
         elif view.model.patch_embed.proj.bias is None:
             sure &= ~_has_zeros(patches)
         shares = found.get(OUT_OF_RANGE, torch.zeros(len(sure))).cpu()

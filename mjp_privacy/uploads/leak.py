@@ -195,7 +195,7 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
         others = "; all others are guesses" if best.verified < count else ""
         why = f"it alone solves the equations of the patch embedding{solved}"
         if "8 bit" in traits_of(best.attack) and not several:
-            why = f"of pictures in 8 bits {why}"
+            why = f"as it was fed, of pictures in 8 bits {why}"
         elif CERTAIN in best.diagnostics:
             why = "the inputs of its layers are those that the upload shows"
         said = f"{mine} is certain: {why}, {condition}."
