@@ -123,7 +123,7 @@ def _check_words(argv: Sequence[str]) -> None:
         if is_option and name.replace("_", "-") in given:
             fault = "one, with all its values behind it; got two, of which the last would count"
         elif not word.strip() or (is_option and equals and not value.strip()):
-            fault = "a value, or no such option, got an empty text, as an unset variable gives"
+            fault = "a value, or the option left out; got an empty text, as an unset variable gives"
         elif len(word) > LONGEST_WORD or CONTROL.search(word):
             fault = f"at most {LONGEST_WORD} characters, and no control characters, in a word"
             fault += f", got {len(word)} ({shown(word, 80)})"

@@ -275,9 +275,11 @@ def check_own(
     out: Path, command: str = "", own: Collection[str] = (), do: str = "move them away"
 ) -> None:
     """Raise where the --out of a command that starts anew each time holds anything but files of
-    these names, or patterns, as an earlier call left them: somebody's would be written over."""
+    these names, or patterns, as an earlier call left them: somebody's would be written over. Hidden
+    files may be there where a command is named: of others it must be empty."""
     try:
-        names = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+        names = sorted(path.name for path in out.iterdir())
+        names = [name for name in names if not (command and name.startswith("."))]
     except (OSError, ValueError):  # it is not there, or whoever makes it says why it cannot
         return
     others = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]

@@ -295,7 +295,9 @@ def stock_config(path: str | Path) -> Path:
     """
     path = Path(path)
     is_name = not path.suffix
-    if path.is_file() or path.is_absolute() or not (is_name or path.parts[0] == "configs"):
+    if path.is_file() or path.is_absolute() or not path.parts:
+        return path
+    if not (is_name or path.parts[0] == "configs"):
         return path
     inside = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
     name = inside.with_suffix(".yaml") if is_name else inside

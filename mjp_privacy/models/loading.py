@@ -242,7 +242,10 @@ def _plain(
     spec = filled(spec, made_up or {})
     check_complete(spec, where)
     if not spec.num_classes:
-        raise UserError(f"{where}: expected a head of 1 class or more, got num_classes=0.")
+        raise UserError(
+            f"{where}: expected a head of 1 class or more, got num_classes=0. Give a file with its "
+            "classifier, or the network itself to attack_gradients."
+        )
     with torch.random.fork_rng(devices=[]), torch.device("cpu" if made_up is None else "meta"):
         torch.manual_seed(derive_seed("random weights", spec.name, seed))
         model = build(spec, where)

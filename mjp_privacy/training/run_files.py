@@ -201,6 +201,7 @@ CHECKPOINT, MODEL = "checkpoint.pt", "model.safetensors"
 FEDERATION = "federation.json"
 MARKS = {
     FEDERATION: ("federate", "the folder of a federation", "mjp compare"),
+    "uploads": ("federate", "the folder of a federation", "mjp compare"),
     "experiment.yaml": ("attack", "the run of an attack", "mjp report"),
     METRICS: ("train", "the folder of a training", "mjp curves"),
 }

@@ -306,10 +306,10 @@ class Leak:
     @property
     def best(self) -> Reconstructed:
         """The attack whose pictures explain the gradient best: one with a picture of every image,
-        then those that are certain whatever the loss, then by residual, then by misfit. In a batch
-        that nothing explains those made for batches are first, of these the one that found most
-        pictures' tokens. Where the client shuffled patches and masked none, the one that put them
-        back. The private images are not looked at."""
+        then those that are certain whatever the loss, first without 8-bit pixels, then by residual,
+        then by misfit. In a batch that nothing explains those made for batches are first, of these
+        the one that found most pictures' tokens. Where the client shuffled patches and masked none,
+        the one that put them back. The private images are not looked at."""
         if not self.ranked:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
             raise UserError(f"No attack made a picture. {reasons}.")
@@ -334,7 +334,8 @@ class Leak:
             residual = coarse(made.scaled_residual * (GUESS if guess else 1.0), FAR)
             misfit = coarse(made.misfit, EXPLAINED if several else math.inf)
             nearest = float(f"{min(1.0, made.scaled_residual):.1g}")  # 1 where none is known
-            first = not in_order, len(made.reasons), -made.verified, behind
+            assumes = made.verified > 0 and "8 bit" in traits and not several
+            first = not in_order, len(made.reasons), -made.verified, assumes, behind
             solved = -made.solved if behind else 0
             return *first, solved, residual, guess, misfit, nearest
 

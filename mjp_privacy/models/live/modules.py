@@ -288,7 +288,8 @@ def _with_own_forward(
     if undone is not None:  # as (x - mean) / std is multiplied and added to
         times, plus = undone
         mean = tuple(m - s * p / t for m, s, p, t in zip(mean, std, plus, times, strict=False))
-        std = tuple(s / t for s, t in zip(std, times, strict=False))
+        mean = tuple(round(m, 7) for m in mean)
+        std = tuple(float(f"{s / t:.7g}") for s, t in zip(std, times, strict=False))
     projection = getattr(getattr(whole, "patch_embed", None), "proj", None)
     of_timms &= getattr(projection, "kernel_size", None) == getattr(projection, "stride", 0)
     if not of_timms:

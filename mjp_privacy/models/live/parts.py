@@ -228,6 +228,10 @@ def _norms_before(
 # pictures that a network normalises itself --------------------------------------------------------
 
 
+DRAWS = 8
+"""Times that a network in training is asked: what it changes at random it must leave alone."""
+
+
 def undo_normalisation(whole: nn.Module, img_size: Size | None) -> tuple[list[float], ...] | None:
     """Let a network that normalises pictures itself be given them normalised, in place; by what it
     multiplies each channel, and what it adds. None where it does not, or changes them otherwise,
@@ -238,13 +242,16 @@ def undo_normalisation(whole: nn.Module, img_size: Size | None) -> tuple[list[fl
     patch, width = int(projection.kernel_size[0]), projection.out_channels
     for grid in likely_grids(whole, width, patch, img_size):
         x = picture_of(projection, grid)
+        given = [x, 3 * x + 1, x.sigmoid(), 255 * x.sigmoid()]  # what one looks at may decide
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                seen = [input_of(whole, projection, one) for one in (x, 3 * x + 1)]
+                seen = [input_of(whole, projection, one) for one in given]
                 if torch.equal(seen[0], x):
                     continue
                 trained = copied(whole).train()
-                seen.append(input_of(trained, convolution_of(trained) or trained, x))
+                for seed in range(DRAWS):
+                    torch.manual_seed(seed)
+                    seen.append(input_of(trained, convolution_of(trained) or trained, x))
         except Exception:  # of a size that it does not take
             continue
         if any(one.shape != x.shape for one in seen):
@@ -253,8 +260,8 @@ def undo_normalisation(whole: nn.Module, img_size: Size | None) -> tuple[list[fl
         times = ((x - centre) * seen[0]).mean((2, 3), keepdim=True) / x.var((2, 3), False, True)
         plus = level - times * centre
         off = max(
-            float((one - times * given - plus).norm() / one.norm())
-            for one, given in zip(seen, (x, 3 * x + 1, x), strict=True)
+            float((one - times * fed - plus).norm() / one.norm())
+            for one, fed in zip(seen, [*given, *DRAWS * [x]], strict=True)
         )
         if bool((times > 0).all()) and off <= SAME_PICTURE:
             whole.register_forward_pre_hook(partial(_undone, times, plus))
