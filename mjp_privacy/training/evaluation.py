@@ -183,8 +183,18 @@ def _outputs(model: LoadedModel, images: Tensor, mask: Tensor | None) -> tuple[T
     """Logits and the [CLS] embedding, or what the classifier reads in its place, on the CPU."""
     like = model.like
     on_device = None if mask is None else mask.to(like.device)
-    features = model.forward_features(model.normalize(images.to(like)), on_device)
-    return model.forward_head(features).cpu(), features[:, 0].cpu()
+    x = model.normalize(images.to(like))
+    if model.family != "timm":
+        features = model.forward_features(x, on_device)
+        return model.forward_head(features).cpu(), features[:, 0].cpu()
+    read: list[Tensor] = []  # its own forward alone says what a network of timm's classifies by
+    heads: Any = vars(model)["net"].get_classifier()
+    first = heads[0] if isinstance(heads, tuple) else heads
+    handle = first.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    try:
+        return model(x, on_device).cpu(), read[0].flatten(1).cpu()
+    finally:
+        handle.remove()
 
 
 def _row(record: ImageRecord, gamma: float, failed: str | None = None) -> dict[str, object]:

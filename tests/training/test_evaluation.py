@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
@@ -19,6 +20,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.data import ImageSource, Preprocessing, open_images
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import Grid, draw_masks, shuffle_patches
+from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.zoo import NamedCheckpoint
 from mjp_privacy.training.commands import EvaluationArguments
 from mjp_privacy.training.config import plain
@@ -28,6 +30,7 @@ from mjp_privacy.training.evaluation import (
     measure,
     protocols,
 )
+from mjp_privacy.uploads.record import save_weights
 from tests.helpers.families import checkpoint
 from tests.helpers.models import tiny
 from tests.helpers.refusals import refused
@@ -229,6 +232,27 @@ def test_a_swin_and_a_resnet_have_a_line_each(
     assert (swin["model"], swin["n"], resnet["model"], resnet["n"]) == ("swin", 15, "resnet", 15)
     assert swin["cond_w"] >= 1
     assert resnet["cond_w"] is None  # no patch embedding
+
+
+def test_a_network_of_timms_is_measured_by_its_own_forward(
+    images: ImageSource, tmp_path: Path
+) -> None:
+    """One that pools by attention and has no class token: what its classifier reads moves."""
+    torch.manual_seed(0)
+    net = timm.create_model("test_vit3", img_size=64, num_classes=5).eval()
+    for weight in (parameter for parameter in net.parameters() if parameter.ndim > 1):
+        torch.nn.init.normal_(weight, std=0.1)
+    save_weights(tmp_path / "timm.safetensors", load_module(net, mean=0.5, std=0.5))
+    words = "--checkpoint", tmp_path / "timm.safetensors", "--gamma", 0.9
+    assert evaluate(images, *words, "--out", tmp_path / "out") == 0
+    rows = pd.read_csv(tmp_path / "out" / "per_image.csv").set_index("image_id")
+    prepare = Preprocessing(64)
+    for record in images.records:
+        x = (prepare(images.decode(record)) - 0.5) / 0.5
+        with torch.no_grad():
+            predicted = int(net(x[None]).argmax())
+        assert rows.loc[record.image_id, "top1"] == (predicted == record.label)
+    assert (rows["diff_norm"] > 0).all()
 
 
 def test_mistakes_are_named(
