@@ -1,5 +1,6 @@
-r"""Attacks on the system of `patch_gradient`: with a picture prior, of a step that MJP's recipe
-left unshuffled, for the masked positions alone, for clients that shuffle patches and mask none.
+r"""Attacks on the system of `patch_gradient`: with a picture prior, in levels of 8 bits, of a step
+that MJP's recipe left unshuffled, for the masked positions alone, for clients that shuffle patches
+and mask none.
 
 The gradient of a masked position's row of `pos_embed` is zero, or exactly what the client's recipe
 adds independently of the picture, or, where noise was added to every row, nothing but noise.

@@ -36,15 +36,10 @@ class Whole(NamedTuple):
     Of numbers that are not whole, or of too large errors, some of N are nearly halfway."""
 
 
-def open_directions(covariance: Reals) -> int:
-    """How many directions of the columns rounding does not tell."""
-    return int((np.linalg.eigvalsh(covariance) > OPEN**2).sum())
-
-
 def whole_columns(mean: Reals, covariance: Reals) -> Whole:
     """The whole columns nearest to means (N, p), whose covariance (N, N) is known up to a factor of
     each column."""
-    count, free = len(mean), open_directions(covariance)
+    count, free = len(mean), int((np.linalg.eigvalsh(covariance) > OPEN**2).sum())
     number = min(count, LEAST + round(EACH * free))
     order = np.random.default_rng(derive_seed("whole columns", count)).permutation(count)
     while True:
