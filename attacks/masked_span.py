@@ -41,13 +41,14 @@ from attacks.budget import image, spent
 from attacks.equations import PATCH, PATCH_BIAS, PATCH_SYSTEM, QKV, TABLE, UNKNOWN
 from attacks.equations.attention import PatchOrder
 from attacks.equations.block import PROJ
-from attacks.equations.completion import fewest_steps
+from attacks.equations.completion import fewest_steps, whole_levels
 from attacks.equations.filling import Completion, Filling, Solution
 from attacks.equations.patch_system import (
     PatchSystem,
     condition_and_rank,
     error_of,
     gradient,
+    in_levels,
     lacks_gradients,
     lacks_patch_system,
     no_gradient,
@@ -56,8 +57,10 @@ from attacks.equations.patch_system import (
     patch_system,
     pictures,
     too_few_equations,
+    unless_underdetermined,
 )
 from attacks.equations.sent_gradients import shows_its_rows
+from attacks.equations.several_uploads import several_uploads
 from attacks.equations.span import (
     ABOVE_NOISE,
     TINY,
@@ -174,6 +177,28 @@ class MultiRound(MaskedSpan):
 
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 6
     name: ClassVar[str] = "multi_round"
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why the uploads give too few equations for the patches, or None."""
+        refusal, equations = super().unsupported(view), len(view.updates) * view.model.embed_dim
+        several = view.updates[0].batch == 1 and view.model.grid.patches < equations
+        return unless_underdetermined(refusal) if several else refusal
+
+    def solve(self, view: AttackerView, systems: Sequence[PatchSystem]) -> Solution:
+        """The spans' intersection or, with more patches than the width, all uploads at once."""
+        if too_few_equations(view.model) is None:
+            return super().solve(view, systems)
+        filling = Filling(self.prior, self.completion, exact=True)
+        hidden, knowledge, patches = systems[0].hidden, list[Knowledge](), list[Tensor]()
+        for index in range(len(hidden)):
+            with image(index):
+                found = several_uploads(systems, index)
+                likely = filling.likeliest(view, found.knowledge)
+                levels = in_levels(likely, view.pixels, view.model.patch_size)
+                knowledge.append(found.knowledge)
+                patches.append(found.finished(likely, whole_levels(levels)))
+        spans = [replace(k, hidden=h) for k, h in zip(knowledge, hidden, strict=True)]
+        return Solution([spans], knowledge, patches, [False] * len(knowledge))
 
 
 # without the table's gradient ---------------------------------------------------------------------

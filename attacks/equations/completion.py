@@ -208,16 +208,16 @@ def fewest_steps(knowledge: Knowledge, start: Tensor, patch_size: int, pixels: P
     kept = torch.zeros(len(levels), dtype=torch.bool, device=levels.device)
     for _ in range(SPARSE_ROUNDS):
         levels = problem.solved(levels, ~kept)
-        whole = _whole(levels)
+        whole = whole_levels(levels)
         if spent() or not bool((whole & ~kept).any()) or bool(whole.all()):
             break
         kept = kept | whole
         levels = torch.where(kept.unsqueeze(1), (255 * levels).round() / 255, levels)
         problem = replace(problem, known=torch.where(kept.unsqueeze(1), levels, problem.known))
-    return Sparse(levels, _whole(levels))
+    return Sparse(levels, whole_levels(levels))
 
 
-def _whole(levels: Tensor) -> Tensor:
+def whole_levels(levels: Tensor) -> Tensor:
     """Which patches (N, p) in [0, 1] have whole grey levels only, none of them outside."""
     grey = 255 * levels
     inside = (grey > -WHOLE) & (grey < 255 + WHOLE)

@@ -26,6 +26,7 @@ from attacks.equations.completion import (
 )
 from attacks.equations.filling import NoisyUpload, most_probable, noisy_upload
 from attacks.equations.patch_system import PatchSystem, in_levels, located, normalised, patch_system
+from attacks.equations.several_uploads import several_uploads
 from attacks.equations.span import (
     ABOVE_NOISE,
     Knowledge,
@@ -110,6 +111,61 @@ def test_uploads_leave_the_span_of_the_patches_that_were_always_hidden(
     holds(knowledge, x)
     apart = x[always] - x[always[:1]] if summed else x[always]
     assert torch.allclose(apart @ knowledge.basis.mT @ knowledge.basis, apart, atol=1e-8)
+
+
+NARROW = 8  # numbers of a row, fewer than patches
+
+FEW_UPLOADS = [[1, 4, 7], [0, 2], [3], [5, 6, 8, 9]]
+TWICE_HIDDEN = [[1, 4], [1], [1, 5], [2]]
+
+
+@pytest.mark.parametrize(
+    ("summed", "hidden", "open_directions"),
+    [
+        (False, [[], []], 0),
+        (False, FEW_UPLOADS, 0),
+        (False, TWICE_HIDDEN, 1),  # patch 1 is visible once, which is not enough for it
+        (True, TWICE_HIDDEN, 0),
+        (True, [[1, 4], [1, 4], [1, 4], [2]], 1),  # both in one upload alone: their sum
+        (True, [[1], [1], [1, 3]], 0),  # never visible
+        (False, [ALL, ALL, ALL], P),
+    ],
+)
+def test_uploads_of_more_patches_than_a_row_has_numbers_determine_them_together(
+    summed: bool, hidden: list[list[int]], open_directions: int
+) -> None:
+    x = draw(N, P, seed=0)
+    systems = [
+        system(x, places, seed, summed=summed, rows=draw(N, NARROW, seed=seed))
+        for seed, places in enumerate(hidden, 1)
+    ]
+    found = several_uploads(systems, 0)
+    assert len(found.knowledge.basis) == open_directions
+    holds(found.knowledge, x)
+    always = set.intersection(*map(set, hidden))
+    assert set(found.knowledge.hidden.nonzero().flatten().tolist()) == always
+    if 0 < open_directions < P:  # the exact ones determine the others
+        exact = torch.tensor([place not in hidden[0] for place in ALL])
+        spoilt = torch.where(exact.unsqueeze(1), x, 0.0)
+        assert torch.allclose(found.finished(spoilt, exact), x, atol=1e-8)
+        assert torch.equal(found.finished(spoilt, ~exact), spoilt)
+
+
+def test_equal_patches_stay_open_where_patches_are_more_than_a_row_has_numbers() -> None:
+    """Their rows cannot be told apart; where an upload shows both, that does not matter."""
+    x = draw(N, P, seed=0)
+    x[3] = x[8]
+    hidden = [[3, 0], [8], [3, 1], [8, 2]]
+    systems = [
+        system(x, places, seed, summed=True, rows=draw(N, NARROW, seed=seed))
+        for seed, places in enumerate(hidden, 1)
+    ]
+    found = several_uploads(systems, 0).knowledge
+    assert len(found.basis) == 1
+    holds(found, x)
+    shown = [[0], [1], [2]]
+    systems = [system(x, at, i, rows=draw(N, NARROW, seed=i)) for i, at in enumerate(shown)]
+    assert torch.allclose(several_uploads(systems, 0).knowledge.known, x, atol=1e-7)
 
 
 def test_a_visible_row_that_carries_nothing_gets_the_least_norm() -> None:

@@ -111,6 +111,11 @@ LINES = (
         *("multi_round", MASKS, {"uploads": 8, **STATIONARY}),
         **{"mjp": EXACT, "plain": True, "any_batch": True},
     ),
+    AttackTarget(  # more patches than the width; equal uploads of a plain client tell nothing new
+        *("multi_round", MASKS, {"uploads": 9, **STATIONARY}),
+        **{"mjp": EXACT, "plain": True, "any_batch": True, "unshuffled": 12, "unmasked": 12},
+        **{"model": LARGE_PATCHES | {"embed_dim": 20}, "images": 2},
+    ),
     AttackTarget("batch_span", MASKS, STATIONARY, mjp=15.0),
     AttackTarget(
         *("shared_picture", (*TABLE, "unk_embed"), {"uploads": 6, **STATIONARY}),
