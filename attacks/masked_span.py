@@ -60,7 +60,7 @@ from attacks.equations.patch_system import (
     unless_underdetermined,
 )
 from attacks.equations.sent_gradients import shows_its_rows
-from attacks.equations.several_uploads import several_uploads
+from attacks.equations.several_uploads import SeveralUploads, several_uploads
 from attacks.equations.span import (
     ABOVE_NOISE,
     TINY,
@@ -188,17 +188,25 @@ class MultiRound(MaskedSpan):
         """The spans' intersection or, with more patches than the width, all uploads at once."""
         if too_few_equations(view.model) is None:
             return super().solve(view, systems)
-        filling = Filling(self.prior, self.completion, exact=True)
         hidden, knowledge, patches = systems[0].hidden, list[Knowledge](), list[Tensor]()
         for index in range(len(hidden)):
             with image(index):
-                found = several_uploads(systems, index)
-                likely = filling.likeliest(view, found.knowledge)
-                levels = in_levels(likely, view.pixels, view.model.patch_size)
-                knowledge.append(found.knowledge)
-                patches.append(found.finished(likely, whole_levels(levels)))
+                known, likely = self._together(view, several_uploads(systems, index))
+            knowledge.append(known)
+            patches.append(likely)
         spans = [replace(k, hidden=h) for k, h in zip(knowledge, hidden, strict=True)]
         return Solution([spans], knowledge, patches, [False] * len(knowledge))
+
+    def _together(self, view: AttackerView, found: SeveralUploads) -> tuple[Knowledge, Tensor]:
+        """What uploads determine of one picture, and its most probable patches; those that come out
+        in whole levels of 8 bits determine more."""
+        filling = Filling(self.prior, self.completion, exact=True)
+        known: Knowledge | None = found.knowledge
+        while known is not None:
+            knowledge, patches = known, filling.likeliest(view, known)
+            levels = in_levels(patches, view.pixels, view.model.patch_size)
+            known = found.narrowed(patches, whole_levels(levels), len(knowledge.basis))
+        return knowledge, patches
 
 
 # without the table's gradient ---------------------------------------------------------------------

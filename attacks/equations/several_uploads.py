@@ -17,20 +17,21 @@ columns that are determined and E_d what they stand for,
 so that as many directions stay open as columns are missing.
 
 Patches that are combinations of others (R < N), as equal ones are, have no z_i: their equations
-contradict each other, and they count as missing. So do all where uploads of the same weights that
-hide nothing repeat each other, and of more than p patches.
+contradict each other. They are taken for equal: of these the sum of all rows is known, the hidden
+ones included, and has one column; where that contradicts as well they are missing. So are all where
+uploads of the same weights that hide nothing repeat each other, and of more than p patches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attacks.equations.patch_system import PatchSystem, least_squares
-from attacks.equations.span import ABOVE_NOISE, Knowledge, combine, upload_span
+from attacks.equations.span import ABOVE_NOISE, TINY, Knowledge, combine, upload_span
 
 FITS = 1e-3
 """Share of a right side that equations for columns of Z may leave before they contradict: of
@@ -53,11 +54,20 @@ class _Uploads:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Z (R, N) as far as it is known: column i is fixed_i + loose_i c, with one unknown c."""
+    """Columns of Z, and sums of columns, as far as they are known: z_i + L_i c, one c for all."""
 
-    fixed: Tensor  # (R, N)
-    loose: dict[int, Tensor]  # (R, f) of the columns that are not determined
-    lost: Tensor  # (N,) bool: nothing is known of this column
+    values: Tensor  # z (R, s)
+    of: Tensor  # E (N, s): 1 where a patch stands in a column
+    loose: dict[int, Tensor]  # {i: L_i (R, f)} of those that are not determined
+
+    @property
+    def determined(self) -> list[int]:
+        """Which of them are."""
+        return [at for at in range(self.of.shape[1]) if at not in self.loose]
+
+    def without_loose(self) -> _Columns:
+        """Those that are determined alone."""
+        return _Columns(self.values[:, self.determined], self.of[:, self.determined], {})
 
 
 @dataclass(frozen=True)
@@ -70,22 +80,22 @@ class SeveralUploads:
     unknown: Tensor  # (K, N) bool: the rows that are not
     sums: Tensor | None  # (K, D) of the unknown rows
 
-    def finished(self, patches: Tensor, exact: Tensor) -> Tensor:
-        """The patches (N, p) where those that are `exact` (N,) bool determine the others: with them
-        taken out of G, the uploads have so few patches left that their spans intersect. As they
-        are where these do not."""
+    def narrowed(self, patches: Tensor, exact: Tensor, still_open: int) -> Knowledge | None:
+        """What is known if those of the patches (N, p) that are `exact` (N,) bool are: with them
+        taken out of G the uploads have so few patches left that their spans intersect. None where
+        no fewer than `still_open` directions stay open."""
         exact = exact & ~self.unknown.any(0)
         rest = ~exact
         if not bool(exact.any()) or not 0 < int(rest.sum()) <= self.rows.shape[2]:
-            return patches
+            return None
         left_over = self.total - self.rows[:, exact].mT @ patches[exact]
         system = PatchSystem(self.rows[:, rest], left_over, self.unknown[:, rest], self.sums)
         span = combine([upload_span(system, upload) for upload in range(len(self.rows))])
-        if len(span.basis):
-            return patches
-        made = patches.clone()
-        made[rest] = span.known
-        return made
+        if len(span.basis) >= still_open:
+            return None
+        known = patches - patches @ span.basis.mT @ span.basis
+        known[rest] = span.known
+        return replace(self.knowledge, known=known, basis=span.basis)
 
 
 def several_uploads(systems: Sequence[PatchSystem], index: int) -> SeveralUploads:
@@ -93,21 +103,19 @@ def several_uploads(systems: Sequence[PatchSystem], index: int) -> SeveralUpload
     where they determine none."""
     uploads = _in_their_span(systems, index)
     columns = _by_sums(uploads, _by_themselves(uploads))
-    known = ~columns.lost
-    known[list(columns.loose)] = False
-    found = (uploads.turned @ columns.fixed).mT
+    alone = [at for at in columns.determined if columns.of[:, at].sum() == 1]
+    known = columns.of[:, alone].any(1)
+    found = (uploads.turned @ columns.values[:, alone] @ columns.of[:, alone].mT).mT
     rows = torch.where((uploads.hidden & known).unsqueeze(-1), found, uploads.rows)
-    unknown = uploads.hidden & ~known
-    sums = uploads.sums
+    unknown, sums = uploads.hidden & ~known, uploads.sums
     if sums is not None:
         sums = sums - (rows * uploads.hidden.unsqueeze(-1)).sum(1)
-    knowledge = _all_rows(uploads, rows[~unknown.any(1)], ~unknown.any(1))
-    if knowledge is None:
-        knowledge = _by_columns(uploads, columns, known)
+    whole = ~unknown.any(1)
+    knowledge = _by_rows(uploads, rows[whole], whole) or _by_columns(uploads, columns)
     return SeveralUploads(knowledge, rows, uploads.total, unknown, sums)
 
 
-def _all_rows(uploads: _Uploads, rows: Tensor, whole: Tensor) -> Knowledge | None:
+def _by_rows(uploads: _Uploads, rows: Tensor, whole: Tensor) -> Knowledge | None:
     """The patches by the uploads, `whole` (K,) bool, of which all rows (k, N, D) are known; None
     where these do not determine them."""
     stacked = rows.transpose(0, 1).flatten(1)
@@ -118,28 +126,27 @@ def _all_rows(uploads: _Uploads, rows: Tensor, whole: Tensor) -> Knowledge | Non
     return Knowledge(patches, uploads.basis[:0], uploads.hidden.all(0))
 
 
-def _by_columns(uploads: _Uploads, columns: _Columns, known: Tensor) -> Knowledge:
-    """The patches by the columns of Z that are `known` (N,) bool, and sums of loose ones."""
-    identity = torch.eye(len(known)).to(uploads.basis)
-    weights = [identity[:, known]]
-    if columns.loose:  # sums of columns in which nothing is loose
+def _by_columns(uploads: _Uploads, columns: _Columns) -> Knowledge:
+    """The patches by the columns that are determined, and sums of the others in which c is not."""
+    values, of = columns.values[:, columns.determined], columns.of[:, columns.determined]
+    if loose := list(columns.loose):
         apart = torch.stack([part.flatten() for part in columns.loose.values()])
-        left, values = torch.linalg.svd(apart, full_matrices=False)[:2]
-        weights.append(identity[:, list(columns.loose)] @ left[:, _rank(values) :])
-    stand_for = torch.cat(weights, 1)  # E_d
-    left, values, right = torch.linalg.svd(columns.fixed @ stand_for)
-    always, count = uploads.hidden.all(0), stand_for.shape[1]
-    if not count or _rank(values) < count:  # dependent ones are no columns of an inverse
-        everything = torch.eye(uploads.total.shape[2]).to(identity)
-        return Knowledge(torch.zeros_like(identity[:, :1] * everything[:1]), everything, always)
-    inverse = right.mT / values @ left[:, :count].mT
-    basis = left[:, count:].mT @ uploads.basis
-    return Knowledge(stand_for @ inverse @ uploads.basis, basis, always)
+        left, strengths = torch.linalg.svd(apart, full_matrices=False)[:2]
+        weights = left[:, _rank(strengths) :]
+        values = torch.cat((values, columns.values[:, loose] @ weights), 1)
+        of = torch.cat((of, columns.of[:, loose] @ weights), 1)
+    left, strengths, right = torch.linalg.svd(values)
+    always, count = uploads.hidden.all(0), values.shape[1]
+    if not count or _rank(strengths) < count:  # dependent ones are no columns of an inverse
+        everything = torch.eye(uploads.total.shape[2]).to(values)
+        return Knowledge(torch.zeros(len(of), len(everything)).to(values), everything, always)
+    inverse = right.mT / strengths @ left[:, :count].mT
+    return Knowledge(of @ inverse @ uploads.basis, left[:, count:].mT @ uploads.basis, always)
 
 
-def _rank(values: Tensor) -> int:
+def _rank(strengths: Tensor) -> int:
     """How many singular values, in descending order, are more than nothing."""
-    return int((values > NOTHING * values[:1]).sum())
+    return int((strengths > NOTHING * strengths[:1]).sum())
 
 
 def _in_their_span(systems: Sequence[PatchSystem], index: int) -> _Uploads:
@@ -164,52 +171,66 @@ def _in_their_span(systems: Sequence[PatchSystem], index: int) -> _Uploads:
 
 
 def _by_themselves(uploads: _Uploads) -> _Columns:
-    """Each column by the rows of its own patch; loose in directions that are all its own."""
-    fixed = torch.zeros(len(uploads.basis), uploads.hidden.shape[1]).to(uploads.basis)
+    """Each column by the rows of its own patch, loose in directions that are all its own. Patches
+    whose rows contradict each other have one column together, of which nothing is known."""
+    size, patches = len(uploads.basis), uploads.hidden.shape[1]
+    values = torch.zeros(size, patches).to(uploads.basis)
     loose = dict[int, Tensor]()
-    lost = torch.zeros_like(uploads.hidden[0])
-    visible = ~uploads.hidden
+    contradict, visible = torch.zeros_like(uploads.hidden[0]), ~uploads.hidden
     for seen in torch.unique(visible, dim=1).mT:  # of patches that the same uploads show
         alike = (visible == seen.unsqueeze(1)).all(0)
-        matrix = uploads.turned[seen].flatten(0, 1)
-        right = uploads.rows[seen][:, alike].transpose(1, 2).flatten(0, 1)
-        left, values, vectors = torch.linalg.svd(
-            matrix, full_matrices=len(matrix) < matrix.shape[1]
+        solved, opened, misfit = _solved(
+            uploads.turned[seen].flatten(0, 1),
+            uploads.rows[seen][:, alike].transpose(1, 2).flatten(0, 1),
+            uploads.noise,
         )
-        rank = int((values > uploads.noise).sum())
-        along = left[:, :rank].mT @ right
-        fixed[:, alike] = vectors[:rank].mT @ (along / values[:rank].unsqueeze(1))
-        lost[alike] = (right - left[:, :rank] @ along).norm(dim=0) > FITS * right.norm(dim=0)
-        if rank < len(vectors):
-            loose |= dict.fromkeys(alike.nonzero()[:, 0].tolist(), vectors[rank:].mT)
-    return _Columns(fixed, {i: part for i, part in loose.items() if not lost[i]}, lost)
+        values[:, alike], contradict[alike] = solved, misfit > FITS
+        loose |= dict.fromkeys(alike.nonzero()[:, 0].tolist(), opened)
+    kept = (~contradict).nonzero()[:, 0].tolist()
+    left_open = {at: loose[patch] for at, patch in enumerate(kept) if loose[patch].shape[1]}
+    values, of = values[:, kept], torch.eye(patches).to(values)[:, kept]
+    if bool(contradict.any()):
+        left_open[len(kept)] = torch.eye(size).to(values)
+        values = torch.nn.functional.pad(values, (0, 1))
+        of = torch.cat((of, contradict.to(of).unsqueeze(1)), 1)
+    return _Columns(values, of, left_open)
 
 
 def _by_sums(uploads: _Uploads, columns: _Columns) -> _Columns:
-    """The same with the sums of hidden rows. Loose columns are lost where these say nothing."""
-    at = list(columns.loose)
-    lost = columns.lost.clone()
-    lost[at] = True
-    none = _Columns(columns.fixed, {}, lost)
-    usable = ~(uploads.hidden & columns.lost).any(1)
-    turned, hidden = uploads.turned[usable], uploads.hidden[usable].to(uploads.basis)
-    unknowns = sum(part.shape[1] for part in columns.loose.values())
-    if uploads.sums is None or not 0 < unknowns <= turned[..., 0].numel():
-        return none
-    parts = [(turned @ columns.loose[i]) * hidden[:, i].reshape(-1, 1, 1) for i in at]
-    matrix = torch.cat(parts, -1).flatten(0, 1)
-    right = uploads.sums[usable] - (turned @ (columns.fixed @ hidden.mT).mT.unsqueeze(-1))[..., 0]
-    right = right.flatten()
-    left, values, vectors = torch.linalg.svd(matrix, full_matrices=len(matrix) < matrix.shape[1])
-    rank = int((values > uploads.noise).sum())
-    along = left[:, :rank].mT @ right
-    if (right - left[:, :rank] @ along).norm() > FITS * uploads.sums[usable].norm():
-        return none
-    solved, still = vectors[:rank].mT @ (along / values[:rank]), vectors[rank:].mT
-    fixed, loose = columns.fixed.clone(), dict[int, Tensor]()
-    sizes = [columns.loose[i].shape[1] for i in at]
-    for i, own, common in zip(at, solved.split(sizes), still.split(sizes), strict=True):
-        fixed[:, i] += columns.loose[i] @ own
+    """The same with the sums of hidden rows: a patch stands in those of uploads that hide it. The
+    patches of one column are taken for equal ones, of which only the sum of all rows counts, and
+    then visible rows count as well. Without loose columns where the sums contradict."""
+    sizes = [part.shape[1] for part in columns.loose.values()]
+    if uploads.sums is None or not 0 < sum(sizes) <= uploads.sums.numel():
+        return columns.without_loose()
+    equal = columns.of.sum(0) > 1
+    stands = torch.where(equal, 1.0, uploads.hidden.to(columns.of) @ columns.of)  # (K, s)
+    parts = [
+        uploads.turned @ part * stands[:, at].reshape(-1, 1, 1)
+        for at, part in columns.loose.items()
+    ]
+    visible = (uploads.rows * columns.of[:, equal].sum(1, keepdim=True)).sum(1)
+    rest = uploads.sums + visible - (uploads.turned @ columns.values * stands.unsqueeze(1)).sum(2)
+    solved, still, misfit = _solved(
+        torch.cat(parts, -1).flatten(0, 1), rest.reshape(-1, 1), uploads.noise
+    )
+    if float(misfit * rest.norm() / uploads.sums.norm()) > FITS:
+        return columns.without_loose()
+    values, loose = columns.values.clone(), dict[int, Tensor]()
+    unknowns = zip(solved[:, 0].split(sizes), still.split(sizes), strict=True)
+    for (at, part), (own, common) in zip(columns.loose.items(), unknowns, strict=True):
+        values[:, at] += part @ own
         if bool((common.abs() > NOTHING).any()):
-            loose[i] = columns.loose[i] @ common
-    return _Columns(fixed, loose, columns.lost)
+            loose[at] = part @ common
+    return _Columns(values, columns.of, loose)
+
+
+def _solved(matrix: Tensor, right: Tensor, noise: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The x (R, k) of least norm with matrix x = right (m, k), orthonormal columns (R, f) of what
+    that leaves open, and the share (k,) of each right side that it leaves over."""
+    left, strengths, vectors = torch.linalg.svd(matrix, full_matrices=len(matrix) < matrix.shape[1])
+    rank = int((strengths > noise).sum())
+    along = left[:, :rank].mT @ right
+    solved = vectors[:rank].mT @ (along / strengths[:rank].unsqueeze(1))
+    over = (right - left[:, :rank] @ along).norm(dim=0)
+    return solved, vectors[rank:].mT, over / right.norm(dim=0).clamp_min(TINY)

@@ -144,25 +144,38 @@ def test_uploads_of_more_patches_than_a_row_has_numbers_determine_them_together(
     holds(found.knowledge, x)
     always = set.intersection(*map(set, hidden))
     assert set(found.knowledge.hidden.nonzero().flatten().tolist()) == always
-    if 0 < open_directions < P:  # the exact ones determine the others
+    if 0 < open_directions < P:  # some patches that are known to be exact determine the others
         exact = torch.tensor([place not in hidden[0] for place in ALL])
-        spoilt = torch.where(exact.unsqueeze(1), x, 0.0)
-        assert torch.allclose(found.finished(spoilt, exact), x, atol=1e-8)
-        assert torch.equal(found.finished(spoilt, ~exact), spoilt)
+        guess = torch.where(exact.unsqueeze(1), x, 0.0)
+        narrowed = found.narrowed(guess, exact, 1)
+        assert narrowed is not None
+        assert not len(narrowed.basis)
+        assert torch.allclose(narrowed.known, x, atol=1e-8)
+        assert found.narrowed(guess, exact, 0) is None
+        assert found.narrowed(guess, exact & False, 1) is None
 
 
-def test_equal_patches_stay_open_where_patches_are_more_than_a_row_has_numbers() -> None:
-    """Their rows cannot be told apart; where an upload shows both, that does not matter."""
+@pytest.mark.parametrize("summed", [True, False])
+def test_equal_patches_of_more_patches_than_a_row_has_numbers(summed: bool) -> None:
+    """Their rows cannot be told apart. Where an upload shows both that does not matter, and where
+    the sum of hidden rows is sent they have one row together."""
     x = draw(N, P, seed=0)
     x[3] = x[8]
     hidden = [[3, 0], [8], [3, 1], [8, 2]]
     systems = [
-        system(x, places, seed, summed=True, rows=draw(N, NARROW, seed=seed))
+        system(x, places, seed, summed=summed, rows=draw(N, NARROW, seed=seed))
         for seed, places in enumerate(hidden, 1)
     ]
     found = several_uploads(systems, 0).knowledge
-    assert len(found.basis) == 1
+    assert len(found.basis) == int(not summed)
     holds(found, x)
+    different = x.clone()
+    different[[1, 2]] = x[4]  # equal ones of two kinds, which one sum does not tell apart
+    systems = [
+        system(different, places, seed, summed=True, rows=draw(N, NARROW, seed=seed))
+        for seed, places in enumerate([*hidden, [3, 8]], 1)
+    ]
+    holds(several_uploads(systems, 0).knowledge, different)
     shown = [[0], [1], [2]]
     systems = [system(x, at, i, rows=draw(N, NARROW, seed=i)) for i, at in enumerate(shown)]
     assert torch.allclose(several_uploads(systems, 0).knowledge.known, x, atol=1e-7)
