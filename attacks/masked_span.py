@@ -5,7 +5,8 @@ x_i = known_i + a_i B for every patch, masked or not, at its true place: shuffli
 patches does not change their span, so their *order* is all that MJP hides. The LayerNorm of block 0
 determines one more direction, and `equations.completion` fills what is left with the most probable
 picture. One upload leaves about as many open directions as patches were masked, several as many as
-were masked every time. With none left the picture is exact, and it is the *plain* one.
+were masked every time. With none left the picture is exact, and it is the *plain* one. Of more
+patches than the width `multi_round` solves all uploads together (`equations.several_uploads`).
 
 `token_span` reads no gradient of the position table. The row space of patch_embed.proj.weight.grad
 is the span of all patches; with block 0's equations it determines every patch where
