@@ -37,6 +37,7 @@ FITS = 1e-3
 """Share of a right side that equations for columns of Z may leave before they contradict: of
 photographs in float32 they leave 3e-5 at most, of equal patches a tenth and more."""
 NOTHING = 1e-5  # share of the largest singular value at which others count as zero
+LOOSE = 1e-3  # the same of open directions, which noise turns
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _by_columns(uploads: _Uploads, columns: _Columns) -> Knowledge:
     if loose := list(columns.loose):
         apart = torch.stack([part.flatten() for part in columns.loose.values()])
         left, strengths = torch.linalg.svd(apart, full_matrices=False)[:2]
-        weights = left[:, _rank(strengths) :]
+        weights = left[:, _rank(strengths, LOOSE) :]
         values = torch.cat((values, columns.values[:, loose] @ weights), 1)
         of = torch.cat((of, columns.of[:, loose] @ weights), 1)
     left, strengths, right = torch.linalg.svd(values)
@@ -144,9 +145,9 @@ def _by_columns(uploads: _Uploads, columns: _Columns) -> Knowledge:
     return Knowledge(of @ inverse @ uploads.basis, left[:, count:].mT @ uploads.basis, always)
 
 
-def _rank(strengths: Tensor) -> int:
+def _rank(strengths: Tensor, nothing: float = NOTHING) -> int:
     """How many singular values, in descending order, are more than nothing."""
-    return int((strengths > NOTHING * strengths[:1]).sum())
+    return int((strengths > nothing * strengths[:1]).sum())
 
 
 def _in_their_span(systems: Sequence[PatchSystem], index: int) -> _Uploads:
@@ -220,7 +221,7 @@ def _by_sums(uploads: _Uploads, columns: _Columns) -> _Columns:
     unknowns = zip(solved[:, 0].split(sizes), still.split(sizes), strict=True)
     for (at, part), (own, common) in zip(columns.loose.items(), unknowns, strict=True):
         values[:, at] += part @ own
-        if bool((common.abs() > NOTHING).any()):
+        if bool((common.abs() > LOOSE).any()):
             loose[at] = part @ common
     return _Columns(values, columns.of, loose)
 
