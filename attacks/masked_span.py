@@ -58,7 +58,6 @@ from attacks.equations.patch_system import (
     patch_system,
     pictures,
     too_few_equations,
-    unless_underdetermined,
 )
 from attacks.equations.sent_gradients import shows_its_rows
 from attacks.equations.several_uploads import SeveralUploads, several_uploads
@@ -181,9 +180,18 @@ class MultiRound(MaskedSpan):
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the uploads give too few equations for the patches, or None."""
-        refusal, equations = super().unsupported(view), len(view.updates) * view.model.embed_dim
-        several = view.updates[0].batch == 1 and view.model.grid.patches < equations
-        return unless_underdetermined(refusal) if several else refusal
+        refusal = super().unsupported(view)
+        if refusal is None or refusal.kind != "underdetermined" or view.updates[0].batch != 1:
+            return refusal
+        patches, width = view.model.grid.patches, view.model.embed_dim
+        least, given = patches // width + 1, len(view.updates)
+        if given >= least:
+            return None
+        return Refusal(
+            "uploads",
+            f"N = {patches} patches > D = {width}: {least} uploads of the same picture are needed "
+            f"at least; got {given}",
+        )
 
     def solve(self, view: AttackerView, systems: Sequence[PatchSystem]) -> Solution:
         """The spans' intersection or, with more patches than the width, all uploads at once."""

@@ -138,6 +138,8 @@ CASES = (
     Case("token_span", "block", change=in_model("blocks.0.norm1", torch.nn.Identity())),
     Case("token_span", "block", "ln_pre", change=in_model("norm_pre", torch.nn.LayerNorm(96))),
     Case("token_span", FEW, "N + 3 = 67 unknowns > D = 64", model={"embed_dim": 64}),
+    Case("multi_round", "uploads", "4 uploads", model={"embed_dim": 20}, options={"uploads": 3}),
+    Case("multi_round", FEW, batch=2, model={"embed_dim": 20}),
     Case("token_peeling", "block", network=partial(other_vit, norm_layer=Doubled)),
     Case("token_peeling", "block", network=partial(other_vit, mlp_layer=OneLayer)),
     Case("token_peeling", "model", network=unscaled),
