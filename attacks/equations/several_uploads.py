@@ -31,13 +31,23 @@ import torch
 from torch import Tensor
 
 from attacks.equations.patch_system import PatchSystem, least_squares
-from attacks.equations.span import ABOVE_NOISE, TINY, Knowledge, combine, upload_span
+from attacks.equations.span import (
+    ABOVE_NOISE,
+    TINY,
+    Knowledge,
+    combine,
+    off_the_visible,
+    upload_span,
+)
 
 FITS = 1e-3
 """Share of a right side that equations for columns of Z may leave before they contradict: of
 photographs in float32 they leave 3e-5 at most, of equal patches a tenth and more."""
 NOTHING = 1e-5  # share of the largest singular value at which others count as zero
 LOOSE = 1e-3  # the same of open directions, which noise turns
+CONTRADICTS = 30.0
+"""Times the noise that G less exact patches exceeds what few others explain where one of them is
+wrong: by a level of 8 bits 40 times and more, and 15 at most where all are right."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +90,22 @@ class SeveralUploads:
     total: Tensor  # G (K, D, p)
     unknown: Tensor  # (K, N) bool: the rows that are not
     sums: Tensor | None  # (K, D) of the unknown rows
+    noise: float  # what singular values of G must exceed
 
     def narrowed(self, patches: Tensor, exact: Tensor, still_open: int) -> Knowledge | None:
         """What is known if those of the patches (N, p) that are `exact` (N,) bool are: with them
         taken out of G the uploads have so few patches left that their spans intersect. None where
-        no fewer than `still_open` directions stay open."""
+        no fewer than `still_open` directions stay open, or where one of the patches is wrong."""
         exact = exact & ~self.unknown.any(0)
         rest = ~exact
         if not bool(exact.any()) or not 0 < int(rest.sum()) <= self.rows.shape[2]:
             return None
         left_over = self.total - self.rows[:, exact].mT @ patches[exact]
         system = PatchSystem(self.rows[:, rest], left_over, self.unknown[:, rest], self.sums)
+        for upload, hidden in enumerate(system.hidden.sum(1).tolist()):
+            over = torch.linalg.svdvals(off_the_visible(system, upload, left_over[upload]))[hidden:]
+            if bool((over > CONTRADICTS * self.noise).any()):
+                return None
         span = combine([upload_span(system, upload) for upload in range(len(self.rows))])
         if len(span.basis) >= still_open:
             return None
@@ -113,7 +128,7 @@ def several_uploads(systems: Sequence[PatchSystem], index: int) -> SeveralUpload
         sums = sums - (rows * uploads.hidden.unsqueeze(-1)).sum(1)
     whole = ~unknown.any(1)
     knowledge = _by_rows(uploads, rows[whole], whole) or _by_columns(uploads, columns)
-    return SeveralUploads(knowledge, rows, uploads.total, unknown, sums)
+    return SeveralUploads(knowledge, rows, uploads.total, unknown, sums, uploads.noise)
 
 
 def _by_rows(uploads: _Uploads, rows: Tensor, whole: Tensor) -> Knowledge | None:

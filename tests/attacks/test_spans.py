@@ -152,6 +152,7 @@ def test_uploads_of_more_patches_than_a_row_has_numbers_determine_them_together(
         assert not len(narrowed.basis)
         assert torch.allclose(narrowed.known, x, atol=1e-8)
         assert found.narrowed(guess, exact, 0) is None
+        assert found.narrowed(guess + exact.unsqueeze(1) / 255, exact, 1) is None
         assert found.narrowed(guess, exact & False, 1) is None
 
 
