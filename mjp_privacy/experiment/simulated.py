@@ -313,8 +313,9 @@ def check_labels(records: Sequence[ImageRecord], model: LoadedModel) -> None:
     if wrong:
         raise UserError(
             f"Image {wrong[0]} has label {labels[wrong[0]]}, but the model has {classes} "
-            f"classes, 0 to {classes - 1} (images with such a label: {len(wrong)}). Give --labels a "
-            "CSV with the header file,label, or images whose names and folders tell no class."
+            f"classes, 0 to {classes - 1} (images with such a label: {len(wrong)}). Give "
+            "--labels a CSV with the header file,label, or images whose names and folders tell no "
+            "class."
         )
 
 
