@@ -228,7 +228,7 @@ def _build(name: str, entry: Entry, options: dict[str, Any]) -> Attack | Control
         try:
             _check_type(_type_of(cls, option), value)
         except ValidationError as error:
-            mistake = error.errors()[0]["msg"]
+            mistake = error.errors()[0]["msg"].replace("Input should", "must")
             raise UserError(
                 f"Attack {name}, option {option}: {mistake}; got {shown(repr(value), 100)}."
             ) from error

@@ -80,6 +80,7 @@ def test_help_shows_the_configs_values_as_defaults(place: Workplace) -> None:
     for default in ("41", "3", "float64", "my/pictures"):
         assert f"default: {default}" in said
     assert "--client.dal, --client.no-dal" in said
+    assert "{None}" not in said  # as a value that one could give
     for flag in ("--images", "--out", "--weights", "--labels", "--limit", "--gamma", "--device"):
         assert flag in said
 

@@ -90,7 +90,8 @@ class Usage:
                 args=[_from_home(word) for word in argv],
                 prog=self.prog,
                 description=f"Example: {self.example}\n\n{cleandoc(kind.__doc__ or '')}",
-                config=() if both_ways else (tyro.conf.FlagCreatePairsOff,),
+                config=(tyro.conf.DisallowNone,)
+                + (() if both_ways else (tyro.conf.FlagCreatePairsOff,)),
                 **defaults,
             )
         except SystemExit as end:  # of --help, or of a wrong option that it has named

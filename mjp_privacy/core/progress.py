@@ -39,7 +39,7 @@ class Progress:
     plain: bool = True
 
     def __post_init__(self) -> None:
-        self.done = self.fresh = 0
+        self.done = self.fresh = self.shown = 0
         self.started = time.monotonic()
         self.console = Console(stderr=True)
         elsewhere = PLAIN_INTERVAL if self.plain else math.inf
@@ -52,7 +52,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self.bar:
             self.bar.stop()
-        elif self.fresh and self.log and not self.console.is_terminal:
+        elif self.fresh > self.shown and self.log and not self.console.is_terminal:
             self._show()
 
     def skip(self, units: int) -> None:
@@ -68,6 +68,7 @@ class Progress:
             self._show()
 
     def _show(self) -> None:
+        self.shown = self.fresh
         if callable(self.total):
             self.total = self.total()
         if not self.console.is_terminal:

@@ -379,9 +379,10 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
         if not path.suffix:
             shipped = [name.removeprefix("configs/").removesuffix(".yaml") for name in shipped]
         names = [str(p) for p in sorted(path.parent.glob("*.y*ml"))] + shipped
+        named = next((name for name in shipped if name.endswith(f"/{path}")), str(path))
         raise UserError(
             f"No config at {shown(path)!r}: expected a YAML file, or the name of a stock config."
-            f"{did_you_mean(str(path), names)} Those shipped: mjp list configs."
+            f"{did_you_mean(named, names)} Those shipped: mjp list configs."
         ) from error
     content = yaml_value(text, shown(path))
     if not isinstance(content, Mapping):
@@ -399,5 +400,6 @@ def yaml_value(text: str, where: str) -> Any:
         finally:
             loader.dispose()
     except Exception as error:  # YAMLError, and what its constructors raise on odd values
-        text = shown(" ".join(str(error).split()) or type(error).__name__)
+        text = " ".join(str(error).split()).replace('in "<unicode string>",', "at")
+        text = shown(text or type(error).__name__)
         raise UserError(f"{where} is not valid YAML: {text}") from error

@@ -152,7 +152,8 @@ def schema(cls: type[T]) -> type[T]:
         try:
             checked(self, *values, **fields)
         except ValidationError as error:
-            raise UserError(f"{cls.__name__} has {listed_mistakes(error, made)}") from error
+            mistakes = listed_mistakes(error, made).removeprefix("1 mistake(s): ")
+            raise UserError(mistakes) from error
 
     made.__init__ = initialised
     whole: type[T] = made
@@ -220,7 +221,7 @@ def _explain(problem: Any, kind: Any) -> str:
         message = "Input should be named fields"
     if problem["type"] == "literal_error":
         hint = did_you_mean(str(problem["input"]), re.findall(r"'([^']+)'", problem["msg"]))
-    said = shown(" ".join(message.split())).removesuffix(".")
+    said = shown(" ".join(message.split())).replace("Input should", "must").removesuffix(".")
     return f"{place}: {said}; got {shown(repr(problem['input']), 100)}.{hint}"
 
 

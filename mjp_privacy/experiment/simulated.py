@@ -146,8 +146,9 @@ class Simulated(UploadSource):
             with suppress(UserError):  # its cells are rows with this reason
                 least = max(least, self.outline(name).model.patch_size)
         self.chosen, unusable = readable_subset(images, records, limit, seed, min_side=least)
+        replaced = "; another file replaced it" if len(self.chosen) == limit else ""
         self.passed_over = [
-            ImageNote(record, file_sha256(images, record), "", f"{why}; another file replaced it")
+            ImageNote(record, file_sha256(images, record), "", f"{why}{replaced}")
             for record, why in unusable.items()
         ]
 
@@ -312,8 +313,9 @@ def check_labels(records: Sequence[ImageRecord], model: LoadedModel) -> None:
     if wrong:
         raise UserError(
             f"Image {wrong[0]} has label {labels[wrong[0]]}, but the model has {classes} "
-            f"classes, 0 to {classes - 1} ({len(wrong)} such images). Give the labels of the "
-            "model's own classes with --labels, or images without labels."
+            f"classes, 0 to {classes - 1} (images with such a label: {len(wrong)}). Give "
+            "--labels a CSV with the header file,label, or images whose names and folders tell no "
+            "class."
         )
 
 

@@ -37,8 +37,8 @@ from mjp_privacy.models.tensor_files import (
 
 CHECKPOINT = FileKind(
     "the weights of a Vision Transformer, as .safetensors, .pth or .pt",
-    "Copy or download it again; if you trust it, save its state_dict alone, better as "
-    ".safetensors, and give that.",
+    "Check the path, or copy or download it again; if you trust it, save its state_dict alone, "
+    "better as .safetensors, and give that.",
     64 << 30,
 )
 SEGMENTS = '"segmentation"'

@@ -60,10 +60,15 @@ def check_parameters(
     wider  how many times as wide the last stage is
     free   bytes of memory that can still be taken; None: not known
     """
-    if any(side % patch_size for side in height_width(img_size)) or embed_dim % num_heads:
+    if any(side % patch_size for side in height_width(img_size)):
         raise UserError(
-            f"{name}: expected img_size divisible by patch_size and embed_dim by num_heads, got "
-            f"{size_text(img_size)}/{patch_size} and {embed_dim}/{num_heads}. Give sizes that fit."
+            f"{name}: expected img_size divisible by patch_size, got {size_text(img_size)}/"
+            f"{patch_size}. Give a size that fits."
+        )
+    if embed_dim % num_heads:
+        raise UserError(
+            f"{name}: expected embed_dim divisible by num_heads, got {embed_dim}/{num_heads}. Give "
+            "a number that fits."
         )
     width = wider * embed_dim
     block = (4 + 2 * mlp_ratio) * width**2

@@ -295,11 +295,11 @@ def check_complete(
     if not missing:
         return
     options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
-    advice = "Give that to load_model or in the model's part of the config"
-    advice += f", or to `mjp attack` as {options}." if options else "."
+    given = f", or to `mjp attack` as {options}" if options else ""
     raise UserError(
-        f"{source}: {', '.join(missing)} cannot be read off the checkpoint and never guessed. "
-        f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. {advice}"
+        f"{source}: expected {', '.join(f'{key}=…' for key in missing)}, got none: no checkpoint "
+        "shows that, and it is never guessed. Give it to load_model or in the model's part of the "
+        f"config{given}."
     )
 
 

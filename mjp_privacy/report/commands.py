@@ -36,6 +36,8 @@ def report(argv: list[str], usage: Usage) -> int:
     """Write the report of the runs named in `argv` and print its answer."""
     arguments = usage.parse(ReportArguments, argv)
     out = arguments.out
+    if not arguments.runs:
+        raise UserError("mjp report: expected a run folder, the --out of an attack; got none.")
     if out is None:
         if len(arguments.runs) != 1:
             raise UserError("expected --out for a report of several runs, got none. Add --out DIR")

@@ -315,7 +315,7 @@ BATCH = Over(
     "Exact pictures and the median PSNR (standard, capped at 100 dB) against the batch, of the "
     "attack that recovers most there, a curve for each number of uploads. Bands: 95 % intervals.",
 )
-LEVELS = {"grey_mean": ("floor: a uniform grey", ":"), "ceiling_mean": ("ceiling", "--")}
+LEVELS = {"grey_mean": ("floor: a uniform grey", ":"), "ceiling_mean": ("rank ceiling", "--")}
 
 
 def panel_charts(points: pd.DataFrame, over: Over) -> tuple[Chart, ...]:

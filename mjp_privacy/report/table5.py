@@ -196,6 +196,8 @@ def differences(rows: Sequence[Row]) -> str:
     line = "; ".join(said) + "."
     if untrained := sorted({row.line.cell.model for row in rows if row.client.untrained}):
         line += f" Not trained with MJP, E_unk set: {', '.join(untrained)}."
+    if drawn := sorted({cell.model for cell in cells if cell.checkpoint == "random"}):
+        line += f" Random weights, never trained: {', '.join(drawn)}."
     if any(row.paper and row.paper.repeats for row in rows):
         line += " † The paper prints the five scores of another row here."
     line += (

@@ -146,15 +146,16 @@ def copied(sent: Grads) -> dict[str, Tensor]:
     return {name: g.clone() for name, g in sent.items()}
 
 
-def excess(upload: PlantedUpload, altered: Disturbed) -> float:
+def excess(upload: PlantedUpload, altered: Disturbed) -> tuple[float, str]:
     """How many times what is declared the error is, beyond chance: at most of the tensors whose
-    error is known."""
-    times = [0.0]
+    error is known, and of which."""
+    times = [(0.0, "no tensor")]
     for name, before in upload.sent.items():
         error = deviation(altered.sent[name] - before)
         size = declared(altered, name) * allowance(before[0].numel(), 1.0)
         unknown = altered.unknown.get(name, torch.zeros(len(error), dtype=torch.bool))
-        times += torch.where(error > 0, error / size, 0.0)[~unknown].tolist()
+        found = torch.where(error > 0, error / size, 0.0)[~unknown]
+        times += [(number, name) for number in found.tolist()]
     return max(times)
 
 

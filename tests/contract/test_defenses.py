@@ -75,8 +75,9 @@ def test_it_keeps_what_it_must_and_declares_the_error_that_it_makes(line: str) -
             assert size.shape == (CLIENTS,), f"{line}, {name}: expected one size for each client"
             assert (size.isfinite() & (size >= 0)).all(), name
         bound = ON_REAL_GRADIENTS.get(defense.name, BOUND) if upload is REAL_UPLOAD else BOUND
-        times = excess(upload, altered) / bound
-        assert times <= 1, f"{line} on the {upload}: the error is {times * bound:.3g} the declared"
+        reached, name = excess(upload, altered)
+        times = reached / bound
+        assert times <= 1, f"{line} on the {upload}: {name}'s error is {reached:.3g} the declared"
         most = max(most, times)
         again = upload_with_the_same_result(defense, upload, altered)
         for name in upload.sent if again is not None else ():

@@ -392,6 +392,7 @@ LACKING = [
     ([], ["num_heads", "mean", "std", "--num-heads", "--mean", "--std"]),
     (KNOWN, ["--num-heads"]),
     (["--mean", "0.5", "0.5"], ["--mean", "0.5 0.5"]),
+    (["--mean", "0.5", "--std", "0"], ["std", "0.0"]),
     (["--model", "vit_tiny_patch16_224", *KNOWN], ["lacks", "blocks.1"]),
     ([*KNOWN, "--num-heads", "3", "--img-size", "36"], ["36/8"]),
 ]
@@ -408,6 +409,7 @@ def test_a_file_of_ones_own_and_what_it_lacks(
         assert main(words) == 2
         told = capsys.readouterr().err
         assert all(name in told for name in named), told
+        assert "Config" not in told  # a class of the code
         assert not (tmp_path / "results").exists()
     assert main(["attack", "own", "--weights", str(weights(tmp_path / MINE)), *places]) == 0
     (out,) = (tmp_path / "results/own").glob("mine-*")

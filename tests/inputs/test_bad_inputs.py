@@ -131,6 +131,8 @@ MISTAKES: list[tuple[Words, str]] = [
     *((with_words("attack", **{name: "few"}), name) for name in ("limit", "device", "dtypes")),
     *((with_words("attack", **{name: "0"}), name) for name in ("block", "client.mode")),
     ((*ATTACK, "--fresh", "--keep"), "--keep"),
+    (("report",), "run folder"),
+    (("federate", "minute", "--data", "classes", "--out", "out"), "federated/minute"),
     *(((*ATTACK_UPLOADS, f"--{name}", word), f"--{name.partition('.')[0]}") for name, word in IDLE),
     *(((*ATTACK, "--engine", *words.split()), name) for words, name in ENGINES.items()),
 ]
