@@ -48,6 +48,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -58,8 +59,8 @@ from attacks.equations.completion import (
     conjugate_gradients,
     field_energy,
 )
-from attacks.equations.patch_system import PatchSystem, minimum_norm_solve
-from attacks.equations.span import Knowledge, noise_edge
+from attacks.equations.patch_system import PatchSystem, least_squares
+from attacks.equations.span import Knowledge, noise_edge, off_rows
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
@@ -127,8 +128,7 @@ def batch_span(
     pooled = sums is not None and bool(sums.any())
     if sums is not None and pooled:
         rows = torch.cat((rows, sums[None]))
-    q = torch.linalg.qr(rows.mT).Q
-    _, s, vh = torch.linalg.svd(total - q @ (q.mT @ total), full_matrices=False)
+    _, s, vh = torch.linalg.svd(off_rows(total, rows), full_matrices=False)
     count = len(hidden) * (batch - 1) + int(hidden.sum()) - pooled
     count = max(0, min(count, len(s)))
     basis, strength = vh[:count], s[:count]
@@ -136,7 +136,7 @@ def batch_span(
     # A direction of this size is one of the noise: no patch lies in it, so nothing tilts it.
     strength = torch.where(strength > WEAK * noise, strength, torch.inf)
     identity = torch.eye(len(total)).to(total)
-    operator = minimum_norm_solve(rows[None], identity[None])[0][0]
+    operator = least_squares(rows, identity)
     masked = torch.cat((operator, operator.new_zeros(1, len(total))))[int((~hidden).sum())]
     by_place = masked.expand(len(hidden), -1).clone()
     by_place[~hidden] = operator[: int((~hidden).sum())]
@@ -185,6 +185,7 @@ class Superposition:
     """What one upload says of the B pictures of its batch, and two guesses; normalised, float64."""
 
     span: BatchSpan
+    energy: FieldEnergy
     basis: Tensor  # (q, p) the directions of the span's basis that exceed the noise
     mean: Tensor  # (N, p)
     smoothest: Tensor  # (N, p)
@@ -194,10 +195,11 @@ class Superposition:
         rest = (batch * self.mean - self.smoothest) / max(batch - 1, 1)
         return torch.stack([self.smoothest, *[rest] * (batch - 1)])
 
-    def units(self, energy: FieldEnergy) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def units(self) -> tuple[Tensor, Tensor]:
         """Steps (q, p) along which patches of photographs have unit variance, and the L (q, q) that
         takes coordinates along the basis to such: L L^T = V Sigma^-1 V^T."""
-        root = torch.linalg.cholesky(self.basis @ energy.patch_precision @ self.basis.mT)
+        root = torch.linalg.cholesky(self.basis @ self.energy.patch_precision @ self.basis.mT)
         return torch.linalg.solve_triangular(root, self.basis, upper=False), root
 
 
@@ -215,7 +217,8 @@ def superposed(
     mixture = span.complement + span.mixture @ span.basis
     mean = _most_probable_mean(rows, mixture, basis, variance, energy, update.batch)
     common = mixture - (mixture @ basis.mT) @ basis
-    return Superposition(span, basis, mean, complete(Knowledge(common, basis, span.hidden), energy))
+    smoothest = complete(Knowledge(common, basis, span.hidden), energy)
+    return Superposition(span, energy, basis, mean, smoothest)
 
 
 def _most_probable_mean(
@@ -287,11 +290,10 @@ def differences(systems: Sequence[PatchSystem], batch: int, precision: float) ->
     left, solved, weights = list[Tensor](), list[Tensor](), list[Tensor]()
     for system in systems:
         rows, total = system.rows[0], system.total[0]
-        q = torch.linalg.qr(rows.mT).Q
         noise = rounding_of(total, precision)
-        left.append((total - q @ (q.mT @ total)) / noise)
+        left.append(off_rows(total, rows) / noise)
         identity = torch.eye(len(total)).to(total)
-        operator = minimum_norm_solve(rows[None], identity[None])[0][0]
+        operator = least_squares(rows, identity)
         solved.append(operator @ total)
         weights.append((noise * operator.norm(dim=1, keepdim=True)).square().reciprocal())
     _, s, vh = torch.linalg.svd(torch.cat(left), full_matrices=False)

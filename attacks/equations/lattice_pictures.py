@@ -40,7 +40,7 @@ from attacks.budget import spent
 from attacks.equations import QKV
 from attacks.equations.batches import differences, superposed
 from attacks.equations.completion import complete, field_energy
-from attacks.equations.layers import FOUND, LayerSpans, StepUpload, rectangles
+from attacks.equations.layers import LayerSpans, StepUpload, rectangles
 from attacks.equations.patch_system import gradient, in_levels, normalised, patch_system
 from attacks.equations.span import Knowledge, TokenEquations, sees_a_norm, token_equations
 from attacks.jigsaw import sorted_into_pictures
@@ -48,7 +48,7 @@ from attacks.lattice.cost import Frame, Places, Reals
 from attacks.lattice.search import Moves, short_vectors, sums_of
 from attacks.lattice.unmixing import COARSE, Unmixed, unmix_differences
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
-from mjp_privacy.models.jigsaw import Grid, to_images
+from mjp_privacy.models.jigsaw import Grid
 
 CLOSE = 8.0
 """Units of rounding by which both lengths may differ, times |gamma| / |P b|: so much a small bias b
@@ -157,9 +157,9 @@ class BatchPatches:
     @classmethod
     def of(cls, lattice: Unmixed, test: NormTest | None) -> BatchPatches:
         """The search in a lattice of differences (`lattice.unmixing.unmix_differences`)."""
-        parts = lattice.frame.parts()
-        steps, _ = short_vectors(parts, np.rint(255 * lattice.patches[1:].numpy()))
-        moves = Moves.of(lattice.frame, parts, np.vstack((0 * steps[:1], steps)))
+        basis = np.rint(255 * lattice.patches[1:].numpy())
+        steps, _ = short_vectors(lattice.frame.parts, basis)
+        moves = Moves.of(lattice.frame, np.vstack((0 * steps[:1], steps)))
         return cls(lattice, steps, moves, test)
 
     def found(self, known: Tensor, guesses: Sequence[Tensor], batch: int) -> list[Reals]:
@@ -283,7 +283,10 @@ def exchanged(pictures: Tensor, grid: Grid, shares: Shares, enough: float) -> tu
     for _ in range(EXCHANGES):
         rest = [place for place, share in enumerate(outside.tolist()) if share > enough]
         best = max(
-            (_best(pictures, outside, *pair, regions, shares) for pair in combinations(rest, 2)),
+            (
+                _best_exchange(pictures, outside, *pair, regions, shares)
+                for pair in combinations(rest, 2)
+            ),
             key=lambda trial: trial[0],
             default=None,
         )
@@ -294,7 +297,7 @@ def exchanged(pictures: Tensor, grid: Grid, shares: Shares, enough: float) -> tu
     return pictures, outside
 
 
-def _best(
+def _best_exchange(
     pictures: Tensor, outside: Tensor, first: int, second: int, regions: Tensor, shares: Shares
 ) -> tuple[float, list[int], Tensor, Tensor]:
     """The exchange between two pictures that gains most: by how much the logarithms of what lies
@@ -338,7 +341,8 @@ class LatticePictures:
         Verified ones are taken out of the uploads, and the smaller batch that is left is looked at
         again. What tests patches and pictures is the whole upload: taking out adds errors."""
         found, whole = list[BatchPicture](), uploads[0]
-        spans = LayerSpans.of(whole.model, whole.grads, whole.update.batch)
+        sent = whole.update
+        spans = LayerSpans.of(whole.model, whole.grads, sent.batch, sent.dtype)
         while batch := uploads[0].update.batch:
             left = self._looked_at(uploads, whole, spans)
             sure = [picture for picture in left if math.isfinite(picture.outside)]
@@ -357,7 +361,7 @@ class LatticePictures:
         systems = [patch_system(self.view, upload.update) for upload in uploads]
         known = differences(systems, batch, torch.finfo(first.update.dtype).eps)
         energy = field_energy(self.prior, self.view.model.patch_size, self.view.pixels)
-        smoothest = complete(known, energy.on(known.known.device))
+        smoothest = complete(known, energy)
         mean = smoothest
         _, places, width = systems[0].rows.shape
         if places * batch <= width:
@@ -395,24 +399,20 @@ class LatticePictures:
         self, whole: StepUpload, spans: LayerSpans | None, pictures: Tensor, by_lattice: bool
     ) -> list[BatchPicture]:
         """The pictures (B, N, p) after exchanges of patches, verified where they pass."""
-        model = whole.model
         if spans is None:
             return [BatchPicture(picture, math.nan, by_lattice) for picture in pictures]
 
         def shares(some: Tensor) -> Tensor:
             """What share of the layers' inputs of pictures (m, N, p) lies outside, (m,)."""
             with torch.no_grad():
-                seen = to_images(some, model.grid, model.patch_size)
-                return spans.off(seen.to(model.like)).double()
+                return spans.off(some).double()
 
-        enough = FOUND * torch.finfo(whole.update.dtype).eps ** 2
-        pictures, outside = exchanged(pictures, model.grid, shares, enough)
+        pictures, outside = exchanged(pictures, whole.model.grid, shares, spans.enough)
         verified = list[Tensor]()  # a picture that comes twice says nothing of the second place
         judged = list[BatchPicture]()
         for picture, share in zip(pictures, outside.tolist(), strict=True):
-            seen = to_images(picture[None], model.grid, model.patch_size).to(model.like)
-            passes = share <= enough and not any(picture.equal(other) for other in verified)
-            passes = passes and spans.sees_mixtures(seen, enough)
+            passes = share <= spans.enough and not any(picture.equal(other) for other in verified)
+            passes = passes and spans.sees_mixtures(picture)
             verified += [picture] if passes else []
             judged.append(BatchPicture(picture, share if passes else math.nan, by_lattice))
         return judged
