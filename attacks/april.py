@@ -1,4 +1,4 @@
-r"""APRIL's closed form (arXiv 2112.14087), as breaching runs it, knowing E_unk, and with a prior.
+r"""APRIL's closed form (arXiv 2112.14087): as published, knowing E_unk, and with a prior.
 
 With a block 0 that has neither norm1 nor residuals, attention sees z itself, and one upload holds
 
@@ -33,10 +33,11 @@ from attacks.equations.patch_system import (
     condition_and_rank,
     lacks_positions,
     located,
+    minimum_norm_solve,
     no_gradient,
-    pictures,
+    of_steps,
     pictures_of,
-    to_unit_range,
+    pseudo_inverse,
     too_few_equations,
     unless_underdetermined,
 )
@@ -50,12 +51,8 @@ from mjp_privacy.models import MJPVisionTransformer
 @dataclass(frozen=True)
 class April(Usual):
     """The published attack: `pos_embed.grad` as uploaded, the position table subtracted everywhere.
+    It solves for many images at once, in float64, and gives those of breaching's own code."""
 
-    engine  `batched`: many images at once, in float64; `breaching`: that package's own code, image
-            by image. They give the same images; `breaching` is the reference.
-    """
-
-    engine: Literal["batched", "breaching"] = "batched"
     name: ClassVar[str] = "april"
     traits: ClassVar[tuple[str, ...]] = ("rank",)
     published: ClassVar[bool] = True
@@ -67,31 +64,28 @@ class April(Usual):
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why APRIL's equations do not hold or have too few rows for this upload, or None."""
-        if self.engine == "breaching" and view.model.patch_embed.proj.bias is None:
-            text = "breaching's own code needs a bias in the patch embedding; batched does not"
-            return Refusal("model", text)
-        if self.engine == "breaching" and len(set(view.model.grid)) > 1:
-            return Refusal("model", "breaching's own code takes square pictures; batched does not")
         return refused(view, self.needs(view.model))
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Solve for the embeddings and invert the patch embedding, one image per client step."""
         update = view.updates[0]
         table_grads = update.grads[TABLE].squeeze(1)
-        if self.engine == "breaching":
-            from attacks.breaching import reconstruct_one_by_one
-
-            images = reconstruct_one_by_one(view.model, update.grads, view.pixels, update.dtype)
-            diagnostics = condition_and_rank(table_grads, update.dtype)
-            return Reconstruction(to_unit_range(view, images), diagnostics=diagnostics)
-        from attacks.breaching import BatchedAprilAttacker
-
-        attacker = BatchedAprilAttacker(view.model)
-        z, singular_values = attacker.embeddings(table_grads, update.grads[QKV])
+        z, singular_values = embeddings(view.model, table_grads, update.grads)
         z = z - view.model.table.detach().double()
         diagnostics = condition_and_rank(table_grads, update.dtype, singular_values)
-        images = pictures_of(view, attacker.patches(z[:, 1:]))
+        images = pictures_of(view, inverted(view.model, z[:, 1:]))
         return Reconstruction(images, diagnostics=diagnostics)
+
+
+def embeddings(model: MJPVisionTransformer, rows: Tensor, grads: Grads) -> tuple[Tensor, Tensor]:
+    """Z = lstsq(A^T, b) (n, R, D) for rows A (n, R, D), and the singular values of A (n, R)."""
+    return minimum_norm_solve(rows, grads[QKV], factor=model.get_parameter(QKV).detach())
+
+
+def inverted(model: MJPVisionTransformer, z: Tensor) -> Tensor:
+    """W^+ (z - beta): z (n, N, D), positions subtracted -> patches (n, N, p)."""
+    weight = model.patch_embed.proj.weight.detach().double().flatten(1)
+    return (z - model.patch_bias.detach().double()) @ pseudo_inverse(weight).mT
 
 
 def refused(view: AttackerView, names: Sequence[str]) -> Refusal | None:
@@ -130,7 +124,6 @@ class UnknownAwareApril(Usual):
     have in common, not that of each patch.
     """
 
-    engine: Literal["batched"] = "batched"
     name: ClassVar[str] = "april_unk_aware"
     traits: ClassVar[tuple[str, ...]] = ("rank", "masks")
     victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
@@ -147,20 +140,17 @@ class UnknownAwareApril(Usual):
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Read the mask off the zero rows, then solve with one row for all masked patches."""
-        from attacks.breaching import BatchedAprilAttacker
-
         model, update = view.model, view.updates[0]
         assert model.unk_embed is not None
         table_grads = update.grads[TABLE].squeeze(1)
         rows = torch.cat((table_grads, update.grads[UNKNOWN].squeeze(1)), dim=1)
-        attacker = BatchedAprilAttacker(model)
-        z, singular_values = attacker.embeddings(rows, update.grads[QKV])
+        z, singular_values = embeddings(model, rows, update.grads)
         hidden = located(view, update)
         masked_embedding = z[:, -1:] - model.unk_embed.detach().double()
         visible_embeddings = z[:, 1:-1] - model.table.detach().double()[:, 1:]
-        embeddings = torch.where(hidden.unsqueeze(-1), masked_embedding, visible_embeddings)
+        z = torch.where(hidden.unsqueeze(-1), masked_embedding, visible_embeddings)
         return Reconstruction(
-            pictures_of(view, attacker.patches(embeddings)),
+            pictures_of(view, inverted(model, z)),
             mask=hidden,
             diagnostics=condition_and_rank(rows, update.dtype, singular_values)
             | {"zero_rows": (table_grads == 0).all(-1).sum(-1).double()},
@@ -201,9 +191,7 @@ class AprilPrior(Usual):
         shared = solved[:, -1:] if model.unk_embed is not None else solved[:, :1]
         patches = torch.where(hidden.unsqueeze(-1), shared, solved[:, : hidden.shape[1]])
         facts = condition_and_rank(table_grads, update.dtype)
-        return Reconstruction(
-            pictures(view, patches), mask=hidden, diagnostics={**facts, "noise_std": noise.sqrt()}
-        )
+        return of_steps(view, patches, hidden, {**facts, "noise_std": noise.sqrt()})
 
     def _system(
         self, model: MJPVisionTransformer, grads: Grads, table_grads: Tensor

@@ -18,15 +18,16 @@ from typing import Any
 
 import torch
 import tyro
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from attacks.april import April
+from attacks.breaching import configuration, server_payload, shipped
 from benchmarks.page import Row, alternate, bracketed, machine, milliseconds, ratio, write_result
 from mjp_privacy.client.gradients import FedSGDClient, images_at_once
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Grads, Pixels
 from mjp_privacy.metrics.pictures import psnr
-from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models import LoadedModel, MJPVisionTransformer, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 
 MODELS = {"ViT-Ti/16 @192": ("vit_tiny_patch16_224", 192), "ViT-S/16 @224": ("vit_small", 224)}
@@ -77,7 +78,7 @@ def compared(model: LoadedModel, number: int, repeats: int) -> list[dict[str, An
     size = model.card.img_size
     images = torch.rand(number, 3, size, size, generator=torch.Generator().manual_seed(0))
     inputs = ClientInput(images, torch.arange(number), [str(index) for index in range(number)])
-    ours, theirs = April(), April(engine="breaching")
+    ours = April()
     client, names = FedSGDClient(model), ours.needs(model)
     update = client.described(client.gradients(inputs, names=names))
     gradient = alternate(
@@ -91,7 +92,7 @@ def compared(model: LoadedModel, number: int, repeats: int) -> list[dict[str, An
     same_gradients(gradient["loop"].result, gradient["ours"].result, update.dtype)
     attack = alternate(
         {
-            "loop": lambda: attacked(theirs, model, update, size),
+            "loop": lambda: attacked_by_breaching(model, update, size),
             "ours": lambda: attacked(ours, model, update, size),
         },
         repeats,
@@ -140,6 +141,38 @@ def attacked(april: April, model: LoadedModel, update: ClientUpdate, size: int) 
     images = april.run(view, generator=torch.Generator()).images
     assert images is not None
     return images.cpu()
+
+
+def attacked_by_breaching(model: LoadedModel, update: ClientUpdate, size: int) -> Tensor:
+    pixels = Pixels(size, model.card.mean, model.card.std)
+    images = reconstruct_one_by_one(model, update.grads, pixels, update.dtype)
+    return model.denormalize(images).clamp(0, 1).cpu()
+
+
+POSITIONS = {"pos_embed": 1, "blocks.0.attn.qkv.weight": 4}
+"""Places in the list of gradients where AprilAttacker looks for the two it reads."""
+
+
+def reconstruct_one_by_one(
+    model: MJPVisionTransformer, grads: Grads, pixels: Pixels, dtype: torch.dtype
+) -> Tensor:
+    """Run breaching's own attack per image: normalised images (n, C, H, W), which it clamps."""
+    wrapped = nn.Module()  # breaching expects the network as an attribute of its model
+    wrapped.model = model
+    setup = {"device": next(model.parameters()).device}
+    settings = configuration(("april_analytic",), dtype, {})
+    attacker = shipped.prepare_attack(wrapped, nn.CrossEntropyLoss(), settings, setup)
+    payload = server_payload(wrapped, pixels)
+    metadata = {"num_data_points": 1, "labels": torch.zeros(1, dtype=torch.long)}  # 0 is a dummy
+    images = []
+    for index in range(len(grads["pos_embed"])):
+        listed = [torch.zeros(0) for _ in range(max(POSITIONS.values()) + 1)]
+        for name, position in POSITIONS.items():
+            listed[position] = grads[name][index]
+        shared = [{"gradients": listed, "buffers": [], "metadata": metadata}]
+        data, _ = attacker.reconstruct(payload, shared, server_secrets={})
+        images.append(data["data"][0])
+    return torch.stack(images)
 
 
 def same_gradients(theirs: Grads, ours: Grads, dtype: torch.dtype) -> None:

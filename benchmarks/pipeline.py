@@ -27,8 +27,7 @@ from PIL import Image
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
-from attacks.breaching import reconstruct_one_by_one
-from benchmarks.april import one_by_one
+from benchmarks.april import one_by_one, reconstruct_one_by_one
 from benchmarks.page import (
     Row,
     alternate,

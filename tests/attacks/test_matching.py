@@ -14,19 +14,15 @@ from scipy.fft import dctn
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.breaching import (
-    Borders,
-    FieldPrior,
-    Near,
-    SquaredDistance,
-    match_gradients,
-    optimization_configuration,
-)
+from attacks.april import April
+from attacks.breaching import Borders, FieldPrior, Near, SquaredDistance, match_gradients
 from attacks.equations.completion import FieldEnergy
+from attacks.equations.patch_system import to_unit_range
 from attacks.gradient_matching import GradViT
 from attacks.jigsaw import in_the_order_of, shifted_onto, solve
 from attacks.patch_variants import agreed, sorted_patches
 from attacks.prior.gaussian import stationary_prior
+from benchmarks.april import reconstruct_one_by_one
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload, noisy
 from mjp_privacy.data import Preprocessing, load_images, open_images
@@ -152,15 +148,22 @@ def test_the_true_image_is_where_the_distance_ends() -> None:
     view, inputs = view_of("b", images=2, gamma=0.27)
     still = {"optim": {"max_iterations": 1, "step_size": 1e-12}, "init": "zeros"}
     still["regularization"] = {"total_variation": {"scale": 0.0}}
-    config = optimization_configuration(torch.float64, still)
     for at in range(2):
         one = slice(at, at + 1)
         grads = {key: grad[at] for key, grad in view.updates[0].grads.items()}
         start = view.model.normalize(inputs.images[one])
         for mask, exact in ((inputs.mask[one], True), (~inputs.mask[one], False)):
-            given = view.model, grads, view.labels[one], mask, view.pixels, config
+            given = view.model, grads, view.labels[one], mask, view.pixels, torch.float64, still
             _, facts = match_gradients(*given, start=start)
             assert (facts["cosine_distance"] < 1e-9) == exact
+
+
+def test_april_gives_the_pictures_of_breachings_own_code() -> None:
+    view, inputs = planted_view(planted_model(), April(), "a")
+    given = view.model, view.updates[0].grads, view.pixels, torch.float64
+    theirs = to_unit_range(view, reconstruct_one_by_one(*given))
+    assert psnr(theirs, inputs.images).min() > 80
+    assert torch.allclose(solved(view, "april").images, theirs, atol=1e-8)
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])

@@ -84,10 +84,7 @@ DEEPER = LARGE_PATCHES | {"depth": 2}
 GRADVIT = {"steps": 50, "seeds": 2, "step_size": 0.2, "tv": 0.02, "borders": 0.01}
 
 LINES = (
-    AttackTarget("april", APRIL, {"engine": "batched"}, mjp=10.3, **ALONE),
-    AttackTarget(
-        *("april", APRIL, {"engine": "breaching"}), mjp=10.3, model={"img_size": 32}, **ALONE
-    ),
+    AttackTarget("april", APRIL, mjp=10.3, **ALONE),
     AttackTarget("april_unk_aware", (*APRIL, "unk_embed"), mjp=12.6, mjp_only=True, **ALONE),
     AttackTarget("april_prior", (*APRIL, "unk_embed"), STATIONARY, mjp=13.1, **ALONE),
     AttackTarget("patch_gradient", TABLE, mjp=10.5, any_batch=True),
