@@ -348,7 +348,9 @@ def _run(
     if fit is not None:
         for values in fit:
             values[list(reasons)] = torch.nan
-        known |= {"residuals": fit.residual.double(), "factors": fit.factor, "scaled": fit.scaled}
+        known["residuals"] = fit.residual.double()
+        known["factor"] = float(fit.factor.nanmean())
+        known["scaled_residual"] = float(fit.scaled.nanmean())
     elif guessed:
         known["uncompared"] = "which patches of each picture were masked is not known"
     if rolled is not None:
