@@ -195,12 +195,10 @@ class LayerSpan(Usual):
             update, batch = left.update, left.update.batch
             guess = superposed(view, update, patch_system(view, update), 0, self.prior)
             spans = LayerSpans.of(left.model, left.grads, batch, update.dtype)
-            picture_and_share = None
-            if spans is not None:
-                picture_and_share = LayerSearch(spans, guess).found(self.searches, generator)
-            if picture_and_share is None:
+            made = spans and LayerSearch(spans, guess).found(self.searches, generator)
+            if made is None:
                 return [*found, *map(BatchPicture, guess.pictures(batch))]
-            found.append(BatchPicture(*picture_and_share))
+            found.append(BatchPicture(*made))
             if batch == 1:
                 return found
             left = left.without(found[-1].patches)

@@ -18,7 +18,6 @@ from attacks.budget import OVER
 from attacks.controls import mean_image
 from attacks.equations import PATCH, TABLE, UNKNOWN
 from attacks.equations.patch_system import (
-    error_of,
     is_disturbed,
     lacks_gradients,
     lacks_positions,
@@ -265,7 +264,6 @@ def joined(view: AttackerView) -> AttackerView | Refusal:
         return refusal
     first, count = view.updates[0], len(view.updates)
     grads: dict[str, list[Tensor]] = {TABLE: [], PATCH: [], UNKNOWN: []}
-    rounding: dict[str, list[Tensor]] = {TABLE: [], PATCH: []}
     for update in view.updates:
         system = patch_system(view, update)
         table = torch.zeros_like(update.grads[TABLE].flatten(1, -2), dtype=system.rows.dtype)
@@ -275,17 +273,11 @@ def joined(view: AttackerView) -> AttackerView | Refusal:
         grads[PATCH].append(system.total.unflatten(2, shape))
         if system.hidden_sum is not None:
             grads[UNKNOWN].append(system.hidden_sum[:, None, None])
-        if is_disturbed(update):
-            for name, errors in rounding.items():
-                errors.append(error_of(update, name))
     update = ClientUpdate(
         {name: torch.cat(parts) for name, parts in grads.items() if len(parts) == count},
         dtype=first.dtype,
         batch=first.batch,
         partners="fresh",
-        rounding={
-            name: torch.cat(parts) for name, parts in rounding.items() if len(parts) == count
-        },
     )
     return replace(view, updates=[update], labels=None)
 
