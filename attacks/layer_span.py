@@ -195,7 +195,9 @@ class LayerSpan(Usual):
             update, batch = left.update, left.update.batch
             guess = superposed(view, update, patch_system(view, update), 0, self.prior)
             spans = LayerSpans.of(left.model, left.grads, batch, update.dtype)
-            made = spans and LayerSearch(spans, guess).found(self.searches, generator)
+            made = None
+            if spans is not None:
+                made = LayerSearch(spans, guess).found(self.searches, generator)
             if made is None:
                 return [*found, *map(BatchPicture, guess.pictures(batch))]
             found.append(BatchPicture(*made))

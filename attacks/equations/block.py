@@ -399,9 +399,9 @@ class Embedding:
         patches = complete(levels, energy)
         sparse, _ = fewest_steps(levels, patches, energy.patch_size, pixels)
         patches = normalised(sparse, pixels, energy.patch_size)
-        black, white = (torch.full_like(patches, level) for level in (0.0, 1.0))
-        least = (normalised(black, pixels, energy.patch_size) - patches).amax(1, keepdim=True)
-        most = (normalised(white, pixels, energy.patch_size) - patches).amin(1, keepdim=True)
+        scale, zero = normalisation(pixels, energy.patch_size, patches)
+        least = (-zero / scale - patches).amax(1, keepdim=True)
+        most = ((1 - zero) / scale - patches).amin(1, keepdim=True)
         room = (0 * least).clamp(least, most)
         patches = patches + torch.where(least <= most, room, (least + most) / 2)
         if bool(known.all()):

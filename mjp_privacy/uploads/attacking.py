@@ -35,6 +35,7 @@ from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, 
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import SMALLEST, psnr, quantise
 from mjp_privacy.metrics.scores import METRICS, score
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import Doubt, judged, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
@@ -316,10 +317,32 @@ def _run(
     images = made.images.float().cpu()
     images[list(reasons)] = torch.nan
     models = uploads.models[: len(seen.updates)]
+    known |= _explained(seen, images, made.mask, list(reasons), models)
+    if made.permutation is not None and made.mask is not None and len(seen.updates) == 1:
+        counts = made.mask.sum(1).cpu()
+        told = made.diagnostics.get("order_found", torch.zeros(count)).cpu() == 1  # by attention
+        known["ordered"] = int(counts[(counts > 1) & ~told].sum())
+    checked = judged(seen, images, made.diagnostics, doubts)
+    return Reconstructed(name, images, **known, **checked._asdict())
+
+
+def _explained(
+    seen: AttackerView,
+    images: Tensor,
+    mask: Tensor | None,
+    lost: Sequence[int],
+    models: Sequence[LoadedModel],
+) -> dict[str, Any]:
+    """How far pictures (m, C, H, W) explain the uploaded gradient, as fields of `Reconstructed`.
+
+    mask  (m, N) as the attack names it
+    lost  places without a picture
+    """
+    told: dict[str, Any] = {}
     batch, labels, fit, rolled = seen.updates[0].batch, None, None, None
     masks = batch > 1 and masks_some(seen)
     shown = batch == 1 or UNKNOWN not in seen.updates[0].grads  # by the attack alone
-    mask = made.mask if masks or shown else None
+    mask = mask if masks or shown else None
     guessed = masks and mask is None  # whether nobody knows which patches the client masked
     try:
         if batch > 1 and not guessed:
@@ -332,27 +355,22 @@ def _run(
     except Exception as error:  # whatever a network's own code raises where hooks stand in it
         if rebuilt_by_name(models[0]) or out_of_memory(error):
             raise
-        known["unchecked"] = format_error(error)
+        told["unchecked"] = format_error(error)
     if fit is None or not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
         labels = None  # features of other pictures tell nothing
         if masks and fit is not None:  # nor do masks that need not be the client's
             fit, guessed = None, True
     if fit is not None:
         for values in fit:
-            values[list(reasons)] = torch.nan
-        known["residuals"] = fit.residual.double()
-        known["factor"] = float(fit.factor.nanmean())
-        known["scaled_residual"] = float(fit.scaled.nanmean())
+            values[lost] = torch.nan
+        told["residuals"] = fit.residual.double()
+        told["factor"] = float(fit.factor.nanmean())
+        told["scaled_residual"] = float(fit.scaled.nanmean())
     elif guessed:
-        known["uncompared"] = "which patches of each picture were masked is not known"
+        told["uncompared"] = "which patches of each picture were masked is not known"
     if rolled is not None:
-        known["rolled"] = float(rolled.scaled.nanmean())
-    if made.permutation is not None and made.mask is not None and len(seen.updates) == 1:
-        counts = made.mask.sum(1).cpu()
-        told = made.diagnostics.get("order_found", torch.zeros(count)).cpu() == 1  # by attention
-        known["ordered"] = int(counts[(counts > 1) & ~told].sum())
-    checked = judged(seen, images, made.diagnostics, doubts)
-    return Reconstructed(name, images, labels=labels, **known, **checked._asdict())
+        told["rolled"] = float(rolled.scaled.nanmean())
+    return {**told, "labels": labels}
 
 
 TIE = 1e-5
