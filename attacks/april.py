@@ -161,17 +161,12 @@ class UnknownAwareApril(Usual):
 
 
 @dataclass(frozen=True)
-class AprilPrior(Usual):
+class AprilPrior(UnknownAwareApril):
     """APRIL with a prior: `prior` is `fitted`, `stationary`, or the path of a fitted prior."""
 
     prior: str = "fitted"
     name: ClassVar[str] = "april_prior"
     traits: ClassVar[tuple[str, ...]] = ("masks", "public photographs")
-    victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
-
-    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
-        """As `april`, with the gradient of the unknown embedding where the model has one."""
-        return (TABLE, QKV, UNKNOWN) if model.unk_embed is not None else (TABLE, QKV)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """As `april`, but too few equations are no reason: the prior fills in."""
