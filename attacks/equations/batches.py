@@ -69,31 +69,22 @@ WEAK = 3.0  # times the noise: a direction no stronger than this is one of the n
 
 
 @dataclass(frozen=True)
-class MaskedPatches:
-    """What the masked patches of all pictures have in common off S."""
-
-    complement: Tensor  # c (p,)
-    mixture: Tensor  # (q,)
-    gain: Tensor  # ()
-
-
-@dataclass(frozen=True)
 class BatchSpan:
-    """(I - P_S) x_i = C_i for the N positions of every picture of one upload; float64."""
+    """(I - P_S) x_i = C_i for the N positions of every picture of one upload, and, as one row more,
+    for the masked patches of all pictures; float64."""
 
     basis: Tensor  # V (q, p), orthonormal rows
-    complement: Tensor  # C (N, p); c where masked in all pictures
+    complement: Tensor  # C (N + 1, p), its last row c, as where masked in all pictures
     hidden: Tensor  # (N,) bool: masked in all pictures
     strength: Tensor  # (q,) singular values of H; infinite for a direction that is noise
     noise: float  # e
-    mixture: Tensor  # L V^T (N, q)
-    gain: Tensor  # (N,) by which errors of G enter a row of C
-    masked: MaskedPatches
+    mixture: Tensor  # L V^T (N + 1, q)
+    gain: Tensor  # (N + 1,) by which errors of G enter a row of C
     mixed: bool = False  # a position may be visible in one picture and masked in another
 
     def known(self, visible: Tensor) -> Tensor:
         """The right-hand sides (N, p) of a picture that is visible at these positions (N,)."""
-        return torch.where(visible.unsqueeze(-1), self.complement, self.masked.complement)
+        return torch.where(visible.unsqueeze(-1), self.complement[:-1], self.complement[-1])
 
     def off(self, patches: Tensor) -> Tensor:
         """(I - P_S) applied to rows (..., p)."""
@@ -108,8 +99,8 @@ class BatchSpan:
 
         visible  (N,) bool: the positions at which the picture is visible
         """
-        mixture = torch.where(visible.unsqueeze(-1), self.mixture, self.masked.mixture)
-        gain = torch.where(visible, self.gain, self.masked.gain)
+        mixture = torch.where(visible.unsqueeze(-1), self.mixture[:-1], self.mixture[-1])
+        gain = torch.where(visible, self.gain[:-1], self.gain[-1])
         lift = patches @ self.basis.mT - mixture
         return self.noise * ((lift / self.strength).square().sum(-1) + gain.square()).sqrt()
 
@@ -138,10 +129,10 @@ def batch_span(
     identity = torch.eye(len(total)).to(total)
     operator = least_squares(rows, identity)
     masked = torch.cat((operator, operator.new_zeros(1, len(total))))[int((~hidden).sum())]
-    by_place = masked.expand(len(hidden), -1).clone()
-    by_place[~hidden] = operator[: int((~hidden).sum())]
-    solved, anchor = by_place @ total, masked @ total
-    lift, anchor_lift = solved @ basis.mT, anchor @ basis.mT
+    by_place = masked.expand(len(hidden) + 1, -1).clone()
+    by_place[:-1][~hidden] = operator[: int((~hidden).sum())]
+    solved = by_place @ total
+    lift = solved @ basis.mT
     return BatchSpan(
         basis,
         solved - lift @ basis,
@@ -150,7 +141,6 @@ def batch_span(
         noise,
         lift,
         by_place.norm(dim=1),
-        MaskedPatches(anchor - anchor_lift @ basis, anchor_lift, masked.norm()),
         can_mask and (sums is None or pooled),
     )
 
@@ -214,7 +204,7 @@ def superposed(
     rows = system.rows[index]
     free = max(rows.shape[1] - int((~span.hidden).sum()), 1)  # D - v, what visible rows leave
     variance = span.strength[shown].square() / free
-    mixture = span.complement + span.mixture @ span.basis
+    mixture = span.complement[:-1] + span.mixture[:-1] @ span.basis
     mean = _most_probable_mean(rows, mixture, basis, variance, energy, update.batch)
     common = mixture - (mixture @ basis.mT) @ basis
     smoothest = complete(Knowledge(common, basis, span.hidden), energy)

@@ -88,7 +88,6 @@ class Border:
 
     inner: Places  # (b,) pixels of the patch
     beyond: Reals  # (b,) the grey levels that they touch
-    weight: float
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Parts:
         total = self._sum(parts, *self._ends, 1.0, self._weight, OUTSIDE)
         if border is not None:
             steps = parts[:, self._ends[1] + border.inner] - border.beyond
-            total = total + border.weight * _logs(1 + abs(steps))
+            total = total + _logs(1 + abs(steps))
         return total
 
     def mean_step(self, parts: Reals) -> Reals:

@@ -128,7 +128,6 @@ def order_of_pixels(lattice: SpanLattice) -> NDArray[np.int64]:
 # patches in their places --------------------------------------------------------------------------
 
 
-WEIGHT = 1.0  # of a step across a border, beside GRADIENT of one inside
 PATIENCE = 48  # unmoved patches in a row after which a round ends
 ROUNDS = 4  # at most
 
@@ -194,7 +193,7 @@ def border_at(patches: Reals, place: int, grid: Grid, size: int) -> Border:
     )
     inner: list[Places] = [edge.ravel() for exists, _, edge, _ in sides if exists]
     beyond = [patches[place + step, far.ravel()] for exists, step, _, far in sides if exists]
-    return Border(np.concatenate(inner), np.concatenate(beyond), WEIGHT)
+    return Border(np.concatenate(inner), np.concatenate(beyond))
 
 
 # from the span to the patches ---------------------------------------------------------------------
