@@ -167,7 +167,7 @@ NOTHING = 1e-12  # share of the norm below which a singular value counts as zero
 
 
 @dataclass(frozen=True)
-class Leak:
+class LeakingDirections:
     """The directions in which an upload's hidden patches show in G."""
 
     basis: Tensor  # b (k, p)
@@ -200,7 +200,7 @@ class NoisyUpload:
     hidden: Tensor  # (N,)
     precision: float  # 1 / t^2
     inside: float  # 1 / s^2, s the size of a hidden patch outside its span; 0: not used
-    leak: Leak
+    leak: LeakingDirections
     error: RowError
 
     @cached_property
@@ -266,7 +266,8 @@ def noisy_upload(
     strengths, basis = strengths[:masked], basis[:masked]
     kept = strengths > max(LEAK**0.5 * edge, float(NOTHING * rest.norm()))  # of positive weights
     strengths, basis = strengths[kept], basis[kept]
-    leak = Leak(basis, 1 - LEAK * (edge / strengths).square(), strengths, total @ basis.mT)
+    weights = 1 - LEAK * (edge / strengths).square()
+    leak = LeakingDirections(basis, weights, strengths, total @ basis.mT)
     outside = leak.without(total)
     variance = _variance(expected, rows, outside, error)
     inside = 0.0
