@@ -93,9 +93,8 @@ class NormTest:
     def along(self, steps: Reals) -> LatticeTest:
         """The same for sums of integer steps (r, p)."""
         pushed = self._centred(torch.from_numpy(steps / self.frame.gain), 0.0)
-        return LatticeTest(
-            self, pushed.numpy(), (pushed @ pushed.mT).numpy() / pushed.shape[1], self._told(pushed)
-        )
+        gram = (pushed @ pushed.mT).numpy() / pushed.shape[1]
+        return LatticeTest(self, steps, pushed.numpy(), gram, self._told(pushed))
 
     def at(self, patch: Reals, place: int) -> tuple[Reals, float, float]:
         """z (D,) of a patch (p,) in grey levels, centred; its squared length and the s told."""
@@ -120,6 +119,7 @@ class LatticeTest:
     """The test of patches that are a given one and a sum of a few steps."""
 
     test: NormTest
+    steps: Reals  # (r, p)
     pushed: Reals  # (r, D) what each step adds to z
     gram: Reals  # (r, r)
     told: Reals  # (r,) what each step adds to the s that is told
@@ -136,6 +136,31 @@ class LatticeTest:
         true = np.sqrt(np.maximum(lengths, self.test.eps))
         away = abs(told + (signs * self.told[rows]).sum(1) - true)
         return np.flatnonzero(away <= self.test.close * true)
+
+    def neighbours(self, place: int, starts: Reals, batch: int, furthest: int) -> Reals:
+        """The patches (m, p) of one position, about `batch`, that pass and are at most so many
+        steps from one that is given or found; nearest first."""
+        found: list[Reals] = []
+        for size in range(furthest + 1):
+            found = [patch for start in starts for patch in self._passing(place, start, size)]
+            if found:
+                break
+        found = list(_distinct(found)) if found else []
+        looked = [0] * len(found)  # the sizes of sums that were tried around each patch
+        while len(found) < batch and looked and min(looked) < furthest and not spent():
+            around = looked.index(min(looked))
+            looked[around] += 1
+            more = self._passing(place, found[around], looked[around])
+            found = list(_distinct([*found, *more]))
+            looked += [0] * (len(found) - len(looked))
+        return np.stack(found) if found else starts[:0]
+
+    def _passing(self, place: int, start: Reals, size: int) -> Reals:
+        """The patches that pass the test and are `size` steps away from a start."""
+        rows, signs = sums_of(len(self.steps), size)
+        passed = self.passed(start, place, rows, signs)
+        steps = np.einsum("nk,nkp->np", signs[passed], self.steps[rows[passed]])
+        return _inside(start + steps)
 
 
 # the patches of each position ---------------------------------------------------------------------
@@ -171,8 +196,8 @@ class BatchPatches:
         starts = self._starts(known, guesses)
         if self.test is None:
             return [self._likeliest(each, batch) for each in starts]
-        near = Neighbours(self.test.along(self.steps), self.steps, FURTHEST)
-        found = [near.of(place, each, batch) for place, each in enumerate(starts)]
+        near = self.test.along(self.steps)
+        found = [near.neighbours(place, each, batch, FURTHEST) for place, each in enumerate(starts)]
         for _ in range(LOOKS):
             lacking = [place for place, each in enumerate(found) if len(each) < batch]
             pairs = [(each, *np.triu_indices(len(each), 1)) for each in found]
@@ -180,11 +205,11 @@ class BatchPatches:
             if not lacking or not own or spent():
                 break
             steps = _distinct([*self.steps, *own])
-            wide = Neighbours(self.test.along(steps), steps, FURTHEST - 1)
+            wide = self.test.along(steps)
             before = sum(map(len, found))
             for place in lacking:
                 tried = found[place] if len(found[place]) else starts[place]
-                found[place] = wide.of(place, tried, batch)
+                found[place] = wide.neighbours(place, tried, batch, FURTHEST - 1)
             if sum(map(len, found)) == before:
                 break
         return [self._best(each, batch) for each in found]
@@ -218,39 +243,6 @@ class BatchPatches:
             return patches
         order = np.argsort(self.lattice.frame.cost(patches), kind="stable")
         return patches[order[:count]]
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """Patches that pass the test and are a few steps from one that is given or found."""
-
-    test: LatticeTest
-    steps: Reals  # (r, p)
-    furthest: int  # steps, at most
-
-    def of(self, place: int, starts: Reals, batch: int) -> Reals:
-        """The patches (m, p) of one position, about `batch`; nearest first."""
-        found: list[Reals] = []
-        for size in range(self.furthest + 1):
-            found = [patch for start in starts for patch in self._passing(place, start, size)]
-            if found:
-                break
-        found = list(_distinct(found)) if found else []
-        looked = [0] * len(found)  # the sizes of sums that were tried around each patch
-        while len(found) < batch and looked and min(looked) < self.furthest and not spent():
-            around = looked.index(min(looked))
-            looked[around] += 1
-            more = self._passing(place, found[around], looked[around])
-            found = list(_distinct([*found, *more]))
-            looked += [0] * (len(found) - len(looked))
-        return np.stack(found) if found else starts[:0]
-
-    def _passing(self, place: int, start: Reals, size: int) -> Reals:
-        """The patches that pass the test and are `size` steps away from a start."""
-        rows, signs = sums_of(len(self.steps), size)
-        passed = self.test.passed(start, place, rows, signs)
-        steps = np.einsum("nk,nkp->np", signs[passed], self.steps[rows[passed]])
-        return _inside(start + steps)
 
 
 def _inside(patches: Reals) -> Reals:
