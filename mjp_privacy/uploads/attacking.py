@@ -109,22 +109,10 @@ def attack_gradients(
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     view = uploads.view()
-    size, several = view.updates[0].batch, len(view.updates)
-    private = None
-    if images is not None:
-        count = view.updates[0].steps_in_all * size
-        given = next(iter(getattr(images, "shape", ())), 0)
-        # Several uploads of batches need not hold the same pictures: as many as were given.
-        several_batches = several > 1 and size > 1 and 0 < given <= several * count
-        private = read_images(
-            images,
-            int(given) if several_batches else count,
-            view.pixels.size,
-            len(view.pixels.mean),
-            view.model.whole_size,
-        )
+    size = view.updates[0].batch
+    private = None if images is None else _private_images(images, view)
     may_skip = isinstance(attacks, str) and attacks == "all" and not exhaustive
-    chosen = _chosen(attacks, several)
+    chosen = _chosen(attacks, len(view.updates))
     results: dict[str, Reconstructed] = {}
     refused: dict[str, str] = {}
     skipped: dict[str, str] = {}
@@ -180,6 +168,22 @@ def attack_gradients(
         time.perf_counter() - started,
         _moved(results, view),
         view.model.other_size,
+    )
+
+
+def _private_images(images: Images, view: AttackerView) -> Tensor:
+    """The private images that were given, (m, C, H, W) in [0, 1]."""
+    size, several = view.updates[0].batch, len(view.updates)
+    count = view.updates[0].steps_in_all * size
+    given = next(iter(getattr(images, "shape", ())), 0)
+    # Several uploads of batches need not hold the same pictures: as many as were given.
+    several_batches = several > 1 and size > 1 and 0 < given <= several * count
+    return read_images(
+        images,
+        int(given) if several_batches else count,
+        view.pixels.size,
+        len(view.pixels.mean),
+        view.model.whole_size,
     )
 
 
