@@ -36,7 +36,7 @@ from attacks.equations.span import (
     TINY,
     Knowledge,
     combine,
-    off_the_visible,
+    off_rows,
     upload_span,
 )
 
@@ -102,8 +102,8 @@ class SeveralUploads:
             return None
         left_over = self.total - self.rows[:, exact].mT @ patches[exact]
         system = PatchSystem(self.rows[:, rest], left_over, self.unknown[:, rest], self.sums)
-        for upload, hidden in enumerate(system.hidden.sum(1).tolist()):
-            over = torch.linalg.svdvals(off_the_visible(system, upload, left_over[upload]))[hidden:]
+        for columns, rows, hidden in zip(left_over, system.rows, system.hidden, strict=True):
+            over = torch.linalg.svdvals(off_rows(columns, rows[~hidden]))[int(hidden.sum()) :]
             if bool((over > CONTRADICTS * self.noise).any()):
                 return None
         span = combine([upload_span(system, upload) for upload in range(len(self.rows))])

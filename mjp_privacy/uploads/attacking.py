@@ -18,7 +18,6 @@ from attacks.budget import OVER
 from attacks.controls import mean_image
 from attacks.equations import PATCH, TABLE, UNKNOWN
 from attacks.equations.patch_system import (
-    error_of,
     is_disturbed,
     lacks_gradients,
     lacks_positions,
@@ -36,6 +35,7 @@ from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, 
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import SMALLEST, psnr, quantise
 from mjp_privacy.metrics.scores import METRICS, score
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import Doubt, judged, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
@@ -109,22 +109,10 @@ def attack_gradients(
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     view = uploads.view()
-    size, several = view.updates[0].batch, len(view.updates)
-    private = None
-    if images is not None:
-        count = view.updates[0].steps_in_all * size
-        given = next(iter(getattr(images, "shape", ())), 0)
-        # Several uploads of batches need not hold the same pictures: as many as were given.
-        several_batches = several > 1 and size > 1 and 0 < given <= several * count
-        private = read_images(
-            images,
-            int(given) if several_batches else count,
-            view.pixels.size,
-            len(view.pixels.mean),
-            view.model.whole_size,
-        )
+    size = view.updates[0].batch
+    private = None if images is None else _private_images(images, view)
     may_skip = isinstance(attacks, str) and attacks == "all" and not exhaustive
-    chosen = _chosen(attacks, several)
+    chosen = _chosen(attacks, len(view.updates))
     results: dict[str, Reconstructed] = {}
     refused: dict[str, str] = {}
     skipped: dict[str, str] = {}
@@ -180,6 +168,22 @@ def attack_gradients(
         time.perf_counter() - started,
         _moved(results, view),
         view.model.other_size,
+    )
+
+
+def _private_images(images: Images, view: AttackerView) -> Tensor:
+    """The private images that were given, (m, C, H, W) in [0, 1]."""
+    size, several = view.updates[0].batch, len(view.updates)
+    count = view.updates[0].steps_in_all * size
+    given = next(iter(getattr(images, "shape", ())), 0)
+    # Several uploads of batches need not hold the same pictures: as many as were given.
+    several_batches = several > 1 and size > 1 and 0 < given <= several * count
+    return read_images(
+        images,
+        int(given) if several_batches else count,
+        view.pixels.size,
+        len(view.pixels.mean),
+        view.model.whole_size,
     )
 
 
@@ -265,7 +269,6 @@ def joined(view: AttackerView) -> AttackerView | Refusal:
         return refusal
     first, count = view.updates[0], len(view.updates)
     grads: dict[str, list[Tensor]] = {TABLE: [], PATCH: [], UNKNOWN: []}
-    rounding: dict[str, list[Tensor]] = {TABLE: [], PATCH: []}
     for update in view.updates:
         system = patch_system(view, update)
         table = torch.zeros_like(update.grads[TABLE].flatten(1, -2), dtype=system.rows.dtype)
@@ -275,17 +278,11 @@ def joined(view: AttackerView) -> AttackerView | Refusal:
         grads[PATCH].append(system.total.unflatten(2, shape))
         if system.hidden_sum is not None:
             grads[UNKNOWN].append(system.hidden_sum[:, None, None])
-        if is_disturbed(update):
-            for name, errors in rounding.items():
-                errors.append(error_of(update, name))
     update = ClientUpdate(
         {name: torch.cat(parts) for name, parts in grads.items() if len(parts) == count},
         dtype=first.dtype,
         batch=first.batch,
         partners="fresh",
-        rounding={
-            name: torch.cat(parts) for name, parts in rounding.items() if len(parts) == count
-        },
     )
     return replace(view, updates=[update], labels=None)
 
@@ -324,10 +321,32 @@ def _run(
     images = made.images.float().cpu()
     images[list(reasons)] = torch.nan
     models = uploads.models[: len(seen.updates)]
+    known |= _explained(seen, images, made.mask, list(reasons), models)
+    if made.permutation is not None and made.mask is not None and len(seen.updates) == 1:
+        counts = made.mask.sum(1).cpu()
+        told = made.diagnostics.get("order_found", torch.zeros(count)).cpu() == 1  # by attention
+        known["ordered"] = int(counts[(counts > 1) & ~told].sum())
+    checked = judged(seen, images, made.diagnostics, doubts)
+    return Reconstructed(name, images, **known, **checked._asdict())
+
+
+def _explained(
+    seen: AttackerView,
+    images: Tensor,
+    mask: Tensor | None,
+    lost: Sequence[int],
+    models: Sequence[LoadedModel],
+) -> dict[str, Any]:
+    """How far pictures (m, C, H, W) explain the uploaded gradient, as fields of `Reconstructed`.
+
+    mask  (m, N) as the attack names it
+    lost  places without a picture
+    """
+    told: dict[str, Any] = {}
     batch, labels, fit, rolled = seen.updates[0].batch, None, None, None
     masks = batch > 1 and masks_some(seen)
     shown = batch == 1 or UNKNOWN not in seen.updates[0].grads  # by the attack alone
-    mask = made.mask if masks or shown else None
+    mask = mask if masks or shown else None
     guessed = masks and mask is None  # whether nobody knows which patches the client masked
     try:
         if batch > 1 and not guessed:
@@ -340,25 +359,22 @@ def _run(
     except Exception as error:  # whatever a network's own code raises where hooks stand in it
         if rebuilt_by_name(models[0]) or out_of_memory(error):
             raise
-        known["unchecked"] = format_error(error)
+        told["unchecked"] = format_error(error)
     if fit is None or not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
         labels = None  # features of other pictures tell nothing
         if masks and fit is not None:  # nor do masks that need not be the client's
             fit, guessed = None, True
     if fit is not None:
         for values in fit:
-            values[list(reasons)] = torch.nan
-        known |= {"residuals": fit.residual.double(), "factors": fit.factor, "scaled": fit.scaled}
+            values[lost] = torch.nan
+        told["residuals"] = fit.residual.double()
+        told["factor"] = float(fit.factor.nanmean())
+        told["scaled_residual"] = float(fit.scaled.nanmean())
     elif guessed:
-        known["uncompared"] = "which patches of each picture were masked is not known"
+        told["uncompared"] = "which patches of each picture were masked is not known"
     if rolled is not None:
-        known["rolled"] = float(rolled.scaled.nanmean())
-    if made.permutation is not None and made.mask is not None and len(seen.updates) == 1:
-        counts = made.mask.sum(1).cpu()
-        told = made.diagnostics.get("order_found", torch.zeros(count)).cpu() == 1  # by attention
-        known["ordered"] = int(counts[(counts > 1) & ~told].sum())
-    checked = judged(seen, images, made.diagnostics, doubts)
-    return Reconstructed(name, images, labels=labels, **known, **checked._asdict())
+        told["rolled"] = float(rolled.scaled.nanmean())
+    return {**told, "labels": labels}
 
 
 TIE = 1e-5

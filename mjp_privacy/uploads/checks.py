@@ -36,6 +36,7 @@ from attacks.equations.patch_system import (
     gradient,
     lacks_gradients,
     patch_system,
+    to_unit_range,
 )
 from attacks.equations.span import combine, upload_span
 from attacks.step import BREAKDOWN
@@ -262,29 +263,37 @@ def normalisation_doubts(view: AttackerView) -> dict[int, Doubt]:
             continue
         doubt = declared_wrongly(fed, view.pixels.mean, view.pixels.std)
         if doubt := doubt or scaled_apart(view.part(place)):
-            mean, std = (
-                torch.tensor(v).view(-1, 1, 1) for v in (view.pixels.mean, view.pixels.std)
-            )
-            doubts[place] = Doubt(doubt, (fed.cpu() * std + mean).clamp(0, 1))
+            doubts[place] = Doubt(doubt, to_unit_range(view, fed.cpu()))
     return doubts
 
 
 def scaled_apart(view: AttackerView) -> str:
-    """What shows that the first upload's tensors were scaled by themselves; "" where nothing does.
-    The gradient of the patch embedding's bias is the sum of those that patches' positions have."""
-    update = view.updates[0]
-    if PATCH_BIAS not in update.grads:
+    """What shows that the first upload's tensors were scaled by themselves; "" where nothing
+    does."""
+    beside = bias_beside_rows(view)
+    if beside is None:
         return ""
-    system, sent = patch_system(view, update), gradient(view, update, PATCH_BIAS)[0]
-    rows = system.rows[0].sum(0) + (0 if system.hidden_sum is None else system.hidden_sum[0])
-    factor = float(sent @ rows / rows.square().sum())
-    rest = float((sent - factor * rows).norm() / sent.norm())
+    factor, rest = (float(fact[0]) for fact in beside)
     if not rest < LITTLE or abs(factor - 1) < APART + rest:
         return ""
     return (
         f"the gradient of the patch embedding's bias is {factor:.4g} times the sum of those of "
         f"positions, as where {SCALED_APART}"
     )
+
+
+def bias_beside_rows(view: AttackerView) -> tuple[Tensor, Tensor] | None:
+    """How many times the gradient of the patch embedding's bias is the sum of those that patches'
+    positions have, which it equals, (n,), and what share of it is something else, (n,); None where
+    the first upload does not tell."""
+    update = view.updates[0]
+    if PATCH_BIAS not in update.grads or not bool(update.grads[PATCH_BIAS].any()):
+        return None
+    system, sent = patch_system(view, update), gradient(view, update, PATCH_BIAS).cpu()
+    rows = system.rows.sum(1) + (0 if system.hidden_sum is None else system.hidden_sum)
+    rows = rows.to(sent)
+    factors = (sent * rows).sum(1, keepdim=True) / rows.square().sum(1, keepdim=True)
+    return factors[:, 0], (sent - factors * rows).norm(dim=1) / sent.norm(dim=1)
 
 
 def doubts_of_certain(view: AttackerView, images: Tensor, certain: Tensor) -> dict[int, str]:
@@ -355,15 +364,10 @@ def _replaced(view: AttackerView, patches: Tensor) -> Tensor:
     place of an embedded patch (SimMIM, BEiT) gets its position, too, and nothing of the patch is in
     G, so that zeros solve it. The bias's gradient is the sum of the other rows; without it zeros
     tell nothing."""
-    update = view.updates[0]
-    if PATCH_BIAS not in update.grads or not bool(update.grads[PATCH_BIAS].any()):
+    beside = bias_beside_rows(view)
+    if beside is None:
         return _has_zeros(patches)
-    system, sent = patch_system(view, update), gradient(view, update, PATCH_BIAS).cpu()
-    rows = system.rows.sum(1) + (0 if system.hidden_sum is None else system.hidden_sum)
-    rows = rows.to(sent)
-    times = (sent * rows).sum(1, keepdim=True) / rows.square().sum(1, keepdim=True)
-    off = (sent - times * rows).norm(dim=1) / sent.norm(dim=1)
-    return ~(off < torch.where(_has_zeros(patches), ROUNDED_SUM, LITTLE_SUM))
+    return ~(beside[1] < torch.where(_has_zeros(patches), ROUNDED_SUM, LITTLE_SUM))
 
 
 def _has_zeros(patches: Tensor) -> Tensor:

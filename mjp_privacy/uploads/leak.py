@@ -49,10 +49,11 @@ class Reconstructed:
     residuals: Tensor | None = None
     """(m,) || g(image) - g || / || g || of the patch embedding's gradient, of a batch that of all
     its pictures together; None: the labels are not known."""
-    factors: Tensor | None = None
-    """(m,) f, with which f g(image) is nearest to g: a client that clips sends less than g."""
-    scaled: Tensor | None = None  # (m,) the residuals of f g(image)
-    rolled: float = math.nan  # the mean of `scaled` with all patches of these moved by one
+    factor: float = math.nan
+    """f, with which f g(image) is nearest to g, in the mean: 0.017 means that the upload is the
+    gradient times that, as of a client that clips."""
+    scaled_residual: float = math.nan  # of f g(image), in the mean
+    rolled: float = math.nan  # the same with all patches of these moved by one
     ordered: int = 0  # patches, masked or without positions, that borders alone put in order
     labels: Tensor | None = None
     """(m,) of a batch whose pictures explain the gradient: the class of each."""
@@ -82,16 +83,6 @@ class Reconstructed:
         """The mean of `residuals`: near 0, the pictures have the gradient that was sent. NaN where
         the labels are not known."""
         return _mean(self.residuals)
-
-    @property
-    def factor(self) -> float:
-        """The mean of `factors`: 0.017 means that the upload is the gradient times that."""
-        return _mean(self.factors)
-
-    @property
-    def scaled_residual(self) -> float:
-        """The residual once the gradient was multiplied by `factor`."""
-        return _mean(self.scaled)
 
     @property
     def misfit(self) -> float:

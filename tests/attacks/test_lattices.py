@@ -13,7 +13,7 @@ from attacks import find_attack
 from attacks.budget import Budget, limited
 from attacks.equations.patch_system import normalised
 from attacks.equations.span import hull_rows, split_hull
-from attacks.lattice.cost import Frame, Reals
+from attacks.lattice.cost import GREY, Frame, Reals
 from attacks.lattice.integers import whole_columns
 from attacks.lattice.unmixing import FIXED, FREE, Unmixed, continued, unmix
 from attacks.patch_variants import SURE
@@ -87,7 +87,7 @@ def test_masked_patches_come_back_exactly_and_complete_the_others(
     assert same_set(found.patches, patches[:masked])
     assert not len(found.frame.colours)
     if masked > 1:
-        completed, whole = found.complete(partial)
+        completed, whole = found.complete(partial, torch.full_like(partial, GREY / 255))
         assert whole.all()
         assert (completed - patches[masked:]).abs().max() < 1e-6
 
@@ -111,7 +111,7 @@ def test_a_partial_patch_of_no_integers_is_not_passed_off(patches: Tensor) -> No
     found, partial = unmixed(patches)
     generator = torch.Generator().manual_seed(2)
     partial[3] += 0.02 * torch.randn(LENGTH, generator=generator, dtype=torch.float64)
-    completed, whole = found.complete(partial)
+    completed, whole = found.complete(partial, torch.full_like(partial, GREY / 255))
     assert whole.tolist() == [row != 3 for row in range(10)]
     assert (completed - patches[6:])[whole].abs().max() < 1e-6
 
