@@ -16,14 +16,15 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from inspect import cleandoc
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args
 
 from mjp_privacy.core import stop
 from mjp_privacy.core.errors import (
@@ -31,6 +32,7 @@ from mjp_privacy.core.errors import (
     StorageError,
     Unreadable,
     UserError,
+    WrongFields,
     format_traceback,
     storage_error,
 )
@@ -52,6 +54,7 @@ LONGEST_WORD = 2000
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # tab and the line's end are none
 UNFIT = (*GONE, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 """Numbers of errors that say that a path is not what the command line takes it for."""
+NONE = ["None"]  # on a command line
 PACKAGES = ("mjp-privacy", "torch", "numpy", "pandas", "pyarrow", "safetensors", "pydantic")
 """Whose versions the report of a fault holds."""
 
@@ -83,19 +86,42 @@ class Usage:
         import tyro
 
         _check_words(argv)
+        registry = tyro.constructors.ConstructorRegistry()
+        registry.primitive_rule(_of_an_option)
         defaults: dict[str, Any] = {} if default is None else {"default": default}
         try:
-            parsed: Arguments = tyro.cli(
-                kind,
-                args=[_from_home(word) for word in argv],
-                prog=self.prog,
-                description=f"Example: {self.example}\n\n{cleandoc(kind.__doc__ or '')}",
-                config=() if both_ways else (tyro.conf.FlagCreatePairsOff,),
-                **defaults,
-            )
+            with registry:
+                parsed: Arguments = tyro.cli(
+                    kind,
+                    args=[_from_home(word) for word in argv],
+                    prog=self.prog,
+                    description=f"Example: {self.example}\n\n{cleandoc(kind.__doc__ or '')}",
+                    config=() if both_ways else (tyro.conf.FlagCreatePairsOff,),
+                    **defaults,
+                )
         except SystemExit as end:  # of --help, or of a wrong option that it has named
             raise _Parsed(end.code) from None
         return parsed
+
+
+def _of_an_option(info: Any) -> Any:
+    """How tyro reads a value that may be left out (`int | None`): as the value, or the word None.
+    By its own rule what is no number is answered with Python's names of types."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo
+
+    kinds = [kind for kind in get_args(info.type) if kind is not type(None)]
+    if info.type_origin not in (Union, UnionType) or len(kinds) != 1:
+        return None
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], info.markers))
+    if isinstance(spec, Exception):  # tyro's, for a type that no word can have
+        return spec
+    return dataclasses.replace(
+        spec,
+        choices=spec.choices and (*spec.choices, *NONE),
+        instance_from_str=lambda text: None if text == NONE else spec.instance_from_str(text),
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: NONE if value is None else spec.str_from_instance(value),
+    )
 
 
 class _Parsed(SystemExit):
@@ -176,7 +202,8 @@ def _exit_code(error: BaseException, argv: Sequence[str], usage: Usage) -> int:
         _drop_output()
         return CLOSED
     if isinstance(error, UserError):
-        line = f"error: {plain(str(error), keep=chr(10))}"
+        text = f"{usage.prog}: {error.mistakes}" if isinstance(error, WrongFields) else str(error)
+        line = f"error: {plain(text, keep=chr(10))}"
         code = NO_STORAGE if isinstance(error, Unreadable) else BAD_USAGE
     elif mistake := _of_a_named_path(error, argv):
         line, code = f"error: {mistake}", BAD_USAGE
@@ -236,6 +263,15 @@ def _drop_output() -> None:
     """Let nothing more be written to stdout, which Python would do at its end."""
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def check_idle(arguments: Any, options: Collection[str], why: str) -> None:
+    """Raise where one of these options of a command was given, for it would change nothing; why:
+    what comes before them, as the end of a sentence."""
+    for option in dataclasses.fields(arguments):
+        if option.name in options and getattr(arguments, option.name) != option.default:
+            name = option.name.replace("_", "-")
+            raise UserError(f"--{name} would change nothing: {why}. Leave it out.")
 
 
 # what could not be used --------------------------------------------------------------------------

@@ -30,6 +30,15 @@ class UserError(Exception):
     """A mistake the user can fix. The message says what was expected, what came, what to do."""
 
 
+class WrongFields(UserError):
+    """Values that a checked dataclass refuses; `mistakes` says which, without the class's name,
+    which says nothing to whoever typed a command."""
+
+    def __init__(self, where: str, mistakes: str) -> None:
+        super().__init__(f"{where} has {mistakes}")
+        self.mistakes = mistakes
+
+
 class BadFile(UserError):
     """A file that is not what it should be. `path` is that file, `got` what is wrong with it."""
 

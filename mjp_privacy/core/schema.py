@@ -29,7 +29,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 from typing_extensions import dataclass_transform, is_typeddict
 
-from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.errors import UserError, WrongFields
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.text import INVISIBLE, plain, shown
 
@@ -152,7 +152,7 @@ def schema(cls: type[T]) -> type[T]:
         try:
             checked(self, *values, **fields)
         except ValidationError as error:
-            raise UserError(f"{cls.__name__} has {listed_mistakes(error, made)}") from error
+            raise WrongFields(cls.__name__, listed_mistakes(error, made)) from error
 
     made.__init__ = initialised
     whole: type[T] = made
@@ -216,6 +216,8 @@ def _explain(problem: Any, kind: Any) -> str:
     if problem["type"] in ("missing", "missing_argument"):
         return f"{place}: this field is needed and was not given."
     message, hint = problem["msg"].removeprefix("Value error, "), ""
+    if problem["type"] in ("too_short", "too_long"):
+        message = re.sub(r"^\w+ should", "Input should", message.partition(" after")[0])
     if problem["type"] == "dataclass_type":
         message = "Input should be named fields"
     if problem["type"] == "literal_error":

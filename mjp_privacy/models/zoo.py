@@ -134,8 +134,7 @@ def overridden(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
         if key not in names:
             raise unknown_name("model field", key, names)
     changes = {key: value for key, value in overrides.items() if value is not None}
-    where = f"The model {shown(spec.name, 100)}"
-    given = parse(ModelSpec, {"name": spec.name, **changes}, where)
+    given = parse(ModelSpec, {"name": spec.name, **changes}, "The model")
     sized = at_size(spec, given.img_size)
     return replace(sized, **{key: getattr(given, key) for key in changes})
 
