@@ -61,6 +61,7 @@ class Reconstructed:
     """(m,) bool: whatever the loss, only the client's picture fits, or one that uploads share."""
     doubts: Mapping[int, str] = field(default_factory=dict)
     """{place of a picture: what its pixels say against the declared mean and std}."""
+    replaced: str = ""  # what says that a token may have taken the place of patches
     seconds: float = 0.0  # with its checks and scores
     mask: Tensor | None = None  # (m, N) the positions that MJP masked, as the attack names them
     uncompared: str = ""  # why no residual can be computed, beside missing labels and gradients
@@ -209,6 +210,7 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
         return f"{said} {fits}".strip()
     order = f" Borders alone put {best.ordered} patches in order." if best.ordered else ""
     counted = f" Pictures count as square ({shape})." if shape else ""
+    counted += f" {best.replaced}." if best.replaced else ""
     if fits:
         return f"{fits}{order}{counted} That is no proof of good pictures: look (.show())."
     if not known and not best.misfit >= EXPLAINED:

@@ -428,6 +428,8 @@ def test_patches_that_a_token_took_the_place_of_are_not_certain(
         leak = attack_gradients(network, images=image, attacks=asked, **given)
         assert leak.best.exact == (hidden is None)
         assert any(made.verified for made in leak) == (hidden is None)
+        assert ("SimMIM" in leak.verdict) == (hidden is not None)
+        assert ("bias is not the sum" in leak.verdict) == (hidden is not None and bias)
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.003])
