@@ -77,6 +77,8 @@ class TimmNetwork(Network):
     """Of those names, tables (1, D, H, W) that are kept as (1, H, W, D)."""
     normalises = False
     """Whether a live network normalises pictures itself: the card's mean and std are of both."""
+    tower = ""
+    """The part that is read of a live network that takes more than a picture."""
 
     def __init__(self, net: nn.Module, *, unknown_embedding: bool = False) -> None:
         super().__init__()

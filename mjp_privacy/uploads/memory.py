@@ -262,6 +262,11 @@ def own_uploads(
             f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table, or does "
             "not tell those of the patches to which it is stretched: it is taken as withheld"
         )
+    if tower := getattr(models[0], "tower", ""):
+        notes.append(
+            f"the network takes more than a picture: its part {tower} is read, whose outputs tell "
+            "no class; mean and std are of what that part is given"
+        )
     if getattr(models[0], "normalises", False):
         of_both = [", ".join(f"{v:.4g}" for v in values) for values in (card.mean, card.std)]
         notes.append(
@@ -279,12 +284,13 @@ def own_uploads(
             "it holds what the weights' precision resolves): that attacks fail on it is no "
             "evidence of safety"
         )
-    shown = [shown_labels(update, of) for update, of in zip(updates, models, strict=True)]
+    both = zip(updates, models, strict=True)
+    shown = [None if tower else shown_labels(update, of) for update, of in both]
     classes = sorted({tuple(labels.tolist()) for labels in shown if labels is not None})
     told = shown[0]
     step, shows = first.batch, told is not None
     if step > 1:
-        shows = first.steps_in_all == 1 and first.optimizer == "sgd"
+        shows = not tower and first.steps_in_all == 1 and first.optimizer == "sgd"
     several = _classes_of(first, models[0]) if shows else 1
     turned = shows and step == 1 and _is_turned(first, models[0])
     if turned or several > step:

@@ -43,6 +43,7 @@ from tests.uploads.networks import (
     turned,
 )
 
+HALF: dict[str, Any] = {"mean": 0.5, "std": 0.5}
 PEELING: dict[str, Any] = {"attacks": "token_peeling", "img_size": 32}
 
 
@@ -388,6 +389,36 @@ def test_an_embedding_of_masked_patches_is_known_by_its_gradient(
     assert sorted(to_patches(found.best.images, 8).sum(2)[0].tolist()) == pytest.approx(
         sorted(to_patches(image, 8).sum(2)[0].tolist()), rel=1e-5
     )
+
+
+class WithText(nn.Module):
+    """A ViT's features beside those of texts, whose likeness is what is trained, as CLIP's."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        for name in place.split(".")[:-1]:
+            self.add_module(name, nn.Module())
+        holder, _, name = place.rpartition(".")
+        self.get_submodule(holder).add_module(name, Own(**first()))
+        self.place, self.text = place, nn.Embedding(10, 10)
+
+    def forward(self, image: Tensor, ids: Tensor) -> Any:
+        return self.get_submodule(self.place)(image) @ self.text(ids).mT
+
+
+@pytest.mark.parametrize("place", ["visual", "vision_model", "encoder.vit"])
+def test_the_part_that_takes_pictures_is_read_and_named(place: str) -> None:
+    """With its gradients under the names that they have in the whole."""
+    network, image = WithText(place).eval(), photographs(1).float()
+    loss = nn.functional.cross_entropy
+    loss(network((image - 0.5) / 0.5, torch.arange(10)), torch.tensor([3])).backward()
+    sent = {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
+    leak = attack_gradients(network, sent, images=image, attacks="patch_gradient", **HALF)
+    assert best_of(leak) == ("patch_gradient", 1, 1)
+    assert [f"part {place} is" in note for note in leak.notes] == [True]
+    network.second = Own(**first())
+    with pytest.raises(UserError, match="WithText"):
+        attack_gradients(network, sent, attacks="patch_gradient", **HALF)
 
 
 class Imitating(Own):
