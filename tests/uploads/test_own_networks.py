@@ -10,6 +10,8 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import remove_parametrizations
 
 from attacks.prior.files import find_prior
 from mjp_privacy import attack_gradients
@@ -419,6 +421,28 @@ def test_the_part_that_takes_pictures_is_read_and_named(place: str) -> None:
     network.second = Own(**first())
     with pytest.raises(UserError, match="WithText"):
         attack_gradients(network, sent, attacks="patch_gradient", **HALF)
+
+
+def test_weight_norm_is_refused_and_left_out_as_the_refusal_says() -> None:
+    network, image = Own(**first()).eval(), photographs(1).float()
+    name, of = "embed.weight", "embed.parametrizations.weight.original"
+    weight_norm(network.embed)
+    nn.functional.cross_entropy(network((image - 0.5) / 0.5), torch.tensor([3])).backward()
+    with pytest.raises(UserError, match="weight_norm"):
+        attack_gradients(network, attacks="patch_gradient", **HALF)
+    g, v = (network.get_parameter(f"{of}{number}") for number in (0, 1))
+    of_g, of_v = g.grad, v.grad
+    assert of_g is not None
+    assert of_v is not None
+    sent: dict[str, Any] = {
+        n: p.grad for n, p in network.named_parameters() if not n.startswith(of)
+    }
+    g, v = g.detach(), v.detach()
+    size = v.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    remove_parametrizations(network.embed, "weight")
+    sent[name] = of_g * v / size + of_v * size / g
+    leak = attack_gradients(network, sent, images=image, attacks="patch_gradient", **HALF)
+    assert best_of(leak) == ("patch_gradient", 1, 1)
 
 
 class Imitating(Own):
