@@ -23,6 +23,7 @@ from attacks.equations.patch_system import (
     lacks_positions,
     patch_system,
 )
+from attacks.patch_variants import sorted_patches
 from attacks.step import run_steps
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import out_of_memory, torch_generator
@@ -36,6 +37,7 @@ from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import SMALLEST, psnr, quantise
 from mjp_privacy.metrics.scores import METRICS, score
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import Doubt, judged, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
@@ -188,13 +190,25 @@ def _private_images(images: Images, view: AttackerView) -> Tensor:
 
 
 def _moved(results: Mapping[str, Reconstructed], view: AttackerView) -> int:
-    """How many patches patch_jigsaw moved in pictures whose borders say that they were shuffled."""
-    fed, in_order = (results.get(name) for name in ("patch_gradient", "patch_jigsaw"))
-    if fed is None or in_order is None or fed.images is None or in_order.images is None:
+    """How many patches of a certain picture stand elsewhere once put in order, by patch_jigsaw
+    or, where that does not apply, here, if its borders say that it was shuffled."""
+    as_fed = (
+        made.images
+        for name, made in results.items()
+        if made.is_certain and not made.is_sorted and "patches" in traits_of(name)
+    )
+    fed, put_back = next(as_fed, None), results.get("patch_jigsaw")
+    if fed is None or view.updates[0].batch > 1:
         return 0
-    if view.updates[0].batch > 1 or in_order.reasons or not fed.is_certain:
+    size, grid = view.model.patch_size, view.model.grid
+    if put_back is None:
+        patches = [sorted_patches(one[None], grid, size) for one in to_patches(fed, size)]
+        in_order = to_images(torch.stack(patches), grid, size)
+    elif put_back.reasons or put_back.images is None:
         return 0
-    return shuffled_patches(fed.images, in_order.images, view.model.patch_size)
+    else:
+        in_order = put_back.images
+    return shuffled_patches(fed, in_order, size)
 
 
 # which attacks ------------------------------------------------------------------------------------

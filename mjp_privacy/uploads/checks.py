@@ -337,10 +337,22 @@ LITTLE = 0.05
 """Relative error of the patches up to which the equations tell the client's picture from others."""
 
 
+BY_A_TOKEN = (
+    "a token (of SimMIM, BEiT) may have taken the place of some patches, which are not in it"
+)
+BIAS_APART = (
+    "The gradient of the patch embedding's bias is not the sum of those of positions: " + BY_A_TOKEN
+)
+ZEROS_APART = (
+    f"Patches of zeros solve the equations, and no bias's gradient tells more: {BY_A_TOKEN}"
+)
+
+
 def patch_check(view: AttackerView, patches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """How well patches (m, N, p), as they are fed, meet the equations of the first upload's patch
     embedding: their misfits (m,); whether they are met, bool (m,), as far as cond(A) tells the
-    errors of visible patches; and whether one picture alone solves them, bool (m,)."""
+    errors of visible patches; and whether one picture alone solves them, bool (m,), unless a token
+    took the place of patches."""
     update = view.updates[0]
     system = patch_system(view, update)
     rows, total, masked = system.rows.cpu(), system.total.cpu(), system.hidden.cpu()
@@ -356,7 +368,7 @@ def patch_check(view: AttackerView, patches: Tensor) -> tuple[Tensor, Tensor, Te
     centred = rows.sum(2).norm(dim=1) < LITTLE * rows.flatten(1).norm(dim=1)
     equations = width - centred.long()  # norms that take means away leave one fewer in G, too
     unique = (facts["rank_a"] == patch_count) & (patch_count < equations) & ~masked.any(1)
-    return misfits, misfits * facts["cond_a"] < LITTLE, unique & ~_replaced(view, patches)
+    return misfits, misfits * facts["cond_a"] < LITTLE, unique
 
 
 def _replaced(view: AttackerView, patches: Tensor) -> Tensor:
@@ -382,6 +394,8 @@ class Judged(NamedTuple):
     certain: Tensor | None = None  # (m,) bool; none that is doubted
     doubts: Mapping[int, str] = {}
     """{place: what its pixels say against the declared normalisation}."""
+    replaced: str = ""
+    """What says that a token may have taken the place of patches, but for which one is certain."""
 
 
 def judged(
@@ -401,12 +415,12 @@ def judged(
             misfits, are_met, unique = patch_check(view, patches)
         except BREAKDOWN:
             return Judged()
-    certain = found.get(CERTAIN)
+    certain, solved = found.get(CERTAIN), torch.zeros(0, dtype=torch.bool)
     if certain is not None:
         sure = certain.cpu() == 1
         patches = to_patches(_normalised(view, images), view.model.patch_size)
         if update.batch == 1 and OPEN_LEVELS in found:
-            sure &= ~_replaced(view, patches)
+            solved, sure = sure, sure & ~_replaced(view, patches)
             for place in sure.nonzero().flatten().tolist():
                 if apart := scaled_apart(view.part(place)):
                     reasons[place] = apart
@@ -418,11 +432,15 @@ def judged(
             leave = f"{100 * float(shares[place]):.1f} % of its pixels leave [0, 1]: {OTHERWISE}"
             reasons.setdefault(place, leave)
     elif misfits is not None:
-        sure = unique & are_met
+        solved = unique & are_met
+        sure = solved & ~_replaced(view, patches)
     else:
         return Judged(None, None, reasons)
+    replaced = ""
+    if len(solved) and bool((solved & ~sure).any()):
+        replaced = BIAS_APART if PATCH_BIAS in update.grads else ZEROS_APART
     sure[list(reasons)] = False
-    return Judged(misfits, sure, reasons)
+    return Judged(misfits, sure, reasons, replaced)
 
 
 def of_recorded(

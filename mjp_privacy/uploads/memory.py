@@ -282,6 +282,11 @@ def _notes_of_step(update: ClientUpdate, model: LoadedModel) -> Iterator[str]:
             "not tell those of the patches to which it is stretched: it is taken as withheld"
         )
     card = model.card
+    if tower := getattr(model, "tower", ""):
+        yield (
+            f"the network takes more than a picture: its part {tower} is read, whose outputs tell "
+            "no class; mean and std are of what that part is given"
+        )
     if getattr(model, "normalises", False):
         of_both = [", ".join(f"{v:.4g}" for v in values) for values in (card.mean, card.std)]
         yield (
@@ -307,12 +312,14 @@ def _told_labels(
     """The labels (n,) of single pictures that the classifier's gradient tells, and what speaks
     against them, or against what was said of the step."""
     first, doubts = updates[0], list[str]()
-    shown = [shown_labels(update, of) for update, of in zip(updates, models, strict=True)]
+    tower = getattr(models[0], "tower", "")
+    both = zip(updates, models, strict=True)
+    shown = [None if tower else shown_labels(update, of) for update, of in both]
     classes = sorted({tuple(labels.tolist()) for labels in shown if labels is not None})
     told = shown[0]
     step, shows = first.batch, told is not None
     if step > 1:
-        shows = first.steps_in_all == 1 and first.optimizer == "sgd"
+        shows = not tower and first.steps_in_all == 1 and first.optimizer == "sgd"
     several = _classes_of(first, models[0]) if shows else 1
     turned = shows and step == 1 and _is_turned(first, models[0])
     if turned or several > step:

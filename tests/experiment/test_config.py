@@ -310,7 +310,10 @@ def test_cells_that_become_equal_stand_once_where_the_first_stood() -> None:
     for gamma in (-0.1, 1.1, float("nan"), float("inf")):
         with pytest.raises(UserError, match="--gamma"):
             with_gamma(changed, gamma)
-    grid = [{"models": ["plain"], "settings": ["a"], "dtypes": [t]} for t in ("float32", "float64")]
+    fed = [{"models": ["plain"], "settings": ["a"]}]  # where nothing is shuffled
+    with pytest.raises(UserError, match="--gamma"):
+        with_gamma(load_experiment(small(grid=fed)), 0.5)
+    grid = [{"models": ["plain"], "settings": ["b"], "dtypes": [t]} for t in ("float32", "float64")]
     both = expand(with_gamma(load_experiment(small(grid=grid)), 0.5))
     assert [cell.dtype for cell in both] == ["float32", "float64"]
 

@@ -130,6 +130,7 @@ MISTAKES: list[tuple[Words, str]] = [
     (with_words("attack", out="model.pth/run"), "--out"),
     *((with_words("attack", **{name: "few"}), name) for name in ("limit", "device", "dtypes")),
     *((with_words("attack", **{name: "0"}), name) for name in ("block", "client.mode")),
+    (with_words("attack", **{"num-heads": "0"}), "mjp attack: 1 mistake(s): num_heads"),
     ((*ATTACK, "--fresh", "--keep"), "--keep"),
     (("report",), "run folder"),
     (("federate", "minute", "--data", "classes", "--out", "out"), "federated/minute"),
@@ -162,6 +163,15 @@ CASES = [
     *(Case(with_words("attack", out=word), (2,)) for word in ("x" * 2001, "a\x1b[2J", "")),
     Case((*ATTACK, "--out", "again"), (2,), "--out"),
     Case(with_words("analyse", limit="$(touch OWNED)"), (2,)),
+    Case(with_words("evaluate", gamma="few"), (2,), "--gamma"),
+    Case(("report",), (2,), "run folders"),
+    Case(
+        (*with_words("federate"), "--attack-seconds", "9"),
+        (2,),
+        "--attack-seconds",
+        "federation.yaml",
+        field("attacks", []),
+    ),
     *(Case(with_words(c, out=f"{place}/out"), (2,), "--out") for c, place in INSIDE.items()),
     *(Case((c, *GOOD[c], "--surprize"), (2,), "surprize") for c in GOOD),
 ]
