@@ -383,10 +383,10 @@ def _has_zeros(patches: Tensor) -> Tensor:
 
 
 def _projected(update: ClientUpdate, total: Tensor, patch_count: int) -> Tensor:
-    """Which gradients G (m, D, p) of the patch embedding tell a part of the pixels alone, bool (m,),
-    and are solved by that part: an optimizer took the mean out of each row (gradient
-    centralisation), so that each patch sums up to 0; or the client sent few directions of each
-    tensor (PowerSGD), of which no layer shows more than G."""
+    """Which gradients G (m, D, p) of the patch embedding tell, and are solved by, a part of the
+    pixels alone, bool (m,): an optimizer took the mean out of each row (gradient centralisation),
+    so that each patch sums up to 0; or the client sent few directions of each tensor (PowerSGD), of
+    which no layer shows more than G."""
     length = math.sqrt(total.shape[2]) * total.flatten(1).norm(dim=1)
     projected = total.sum(2).norm(dim=1) < LITTLE * length
     values = torch.linalg.svdvals(total)[:, : min(patch_count, total.shape[2])]
