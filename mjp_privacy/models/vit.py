@@ -378,6 +378,7 @@ def input_of(network: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
         handle.remove()
     kind = type(getattr(network, "rest", network)).__name__
     raise UserError(
-        f"{kind}: expected a network that calls each of its layers, got one that does not call this "
-        f"one for a picture: {layer}. Give one that calls it and does not read its weights elsewhere."
+        f"{kind}: expected a network that calls each of its layers, got one that does not call "
+        f"this one for a picture: {layer}. Give one that calls it and does not read its weights "
+        "elsewhere."
     )
