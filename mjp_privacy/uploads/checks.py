@@ -27,7 +27,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacks.equations import CERTAIN, OPEN_LEVELS, OUT_OF_RANGE, PATCH, PATCH_BIAS, TABLE
+from attacks.equations import (
+    CERTAIN,
+    OPEN_LEVELS,
+    OUT_OF_RANGE,
+    PATCH,
+    PATCH_BIAS,
+    PATCH_SYSTEM,
+    TABLE,
+)
 from attacks.equations.patch_system import (
     FEW,
     ROUNDED,
@@ -40,7 +48,7 @@ from attacks.equations.patch_system import (
 )
 from attacks.equations.span import combine, upload_span
 from attacks.step import BREAKDOWN
-from mjp_privacy.interfaces import AttackerView
+from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 
@@ -333,6 +341,8 @@ ZEROS = 1e-3
 LITTLE_SUM, ROUNDED_SUM = 5e-3, 1e-4
 """Relative errors of the sum of positions' rows, which noise may leave, and rounding alone: rows
 are so alike that one of 25 was 5 % of it."""
+CLIFF = 1e3
+"""From one singular value of a gradient to the next, where no more directions were sent."""
 LITTLE = 0.05
 """Relative error of the patches up to which the equations tell the client's picture from others."""
 
@@ -368,6 +378,7 @@ def patch_check(view: AttackerView, patches: Tensor) -> tuple[Tensor, Tensor, Te
     centred = rows.sum(2).norm(dim=1) < LITTLE * rows.flatten(1).norm(dim=1)
     equations = width - centred.long()  # norms that take means away leave one fewer in G, too
     unique = (facts["rank_a"] == patch_count) & (patch_count < equations) & ~masked.any(1)
+    unique &= ~_projected(update, total, patch_count)
     return misfits, misfits * facts["cond_a"] < LITTLE, unique
 
 
@@ -385,6 +396,26 @@ def _replaced(view: AttackerView, patches: Tensor) -> Tensor:
 def _has_zeros(patches: Tensor) -> Tensor:
     """Which of the pictures (m, N, p) have a patch of zeros, bool (m,)."""
     return (patches.abs().amax(-1) < ZEROS).any(1).cpu()
+
+
+def _projected(update: ClientUpdate, total: Tensor, patch_count: int) -> Tensor:
+    """Which gradients G (m, D, p) of the patch embedding tell, and are solved by, a part of the
+    pixels alone, bool (m,): an optimizer took the mean out of each row (gradient centralisation),
+    so that each patch sums up to 0; or the client sent few directions of each tensor (PowerSGD), of
+    which no layer shows more than G."""
+    length = math.sqrt(total.shape[2]) * total.flatten(1).norm(dim=1)
+    projected = total.sum(2).norm(dim=1) < LITTLE * length
+    values = torch.linalg.svdvals(total)[:, : min(patch_count, total.shape[2])]
+    for index, sizes in enumerate(values):
+        steps = sizes[:-1] / sizes[1:].clamp_min(1e-300)
+        if not len(steps) or float(steps.max()) < CLIFF:
+            continue
+        few = int(steps.argmax()) + 1
+        least = (sizes[few - 1] * sizes[few]).sqrt() / sizes[0]
+        layers = (g[index].double() for n, g in update.grads.items() if n not in PATCH_SYSTEM)
+        of_layers = [torch.linalg.svdvals(g) for g in layers if g.ndim == 2]
+        projected[index] |= all(int((own > least * own[0]).sum()) <= few for own in of_layers)
+    return projected
 
 
 class Judged(NamedTuple):

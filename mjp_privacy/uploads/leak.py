@@ -152,7 +152,7 @@ DINOv2, ViT-Ti), the client's own 2e-5 at most, in float32."""
 PART = "the uploaded gradient of the patch embedding"
 AS_DECLARED = (
     "as far as mean, std and the order of channels are as declared, and no tensor's "
-    "gradient was scaled by itself"
+    "gradient was altered by itself"
 )
 NOT_ASSUMED = (
     "one of these is not as assumed: the loss (plain cross entropy; dropout, label smoothing and "

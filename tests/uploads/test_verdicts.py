@@ -248,6 +248,34 @@ def test_a_patch_embedding_whose_gradient_was_scaled_by_itself_is_told_by_its_bi
     assert attacked(known, {n: g * 0.5 for n, g in sent.items()}).best.is_certain
 
 
+def centred(sent: Tensor) -> Tensor:
+    """With a mean of 0 in each row, as an optimizer that centralises gradients takes them."""
+    return sent - sent.mean(1, keepdim=True)
+
+
+def of_few_directions(sent: Tensor) -> Tensor:
+    """With the four largest singular values, as a client that compresses sends them."""
+    left, sizes, right = torch.linalg.svd(sent, full_matrices=False)
+    return (left * sizes.where(torch.arange(len(sizes)) < 4, 0)) @ right
+
+
+@pytest.mark.parametrize("changed", [centred, of_few_directions])
+def test_a_gradient_that_tells_a_part_of_the_pixels_alone_makes_no_picture_certain(
+    model: LoadedModel, changed: Any
+) -> None:
+    """That part alone solves the patch equations. A table (1, rows, width) is one row to it. Few
+    directions of the picture itself, as in a flat border, are no fewer of other layers."""
+    bordered = planted_images(1) * 0.2 + 0.3
+    bordered[..., : model.patch_size, :] = bordered[..., : model.patch_size] = 0.4
+    sent = gradient_of(model, bordered, LABEL)
+    assert attacked(model, sent).best.is_certain
+    some = {n: changed(g.flatten(1)).view_as(g) for n, g in sent.items() if g.ndim > 1}
+    leak = attacked(model, {**sent, **some})
+    assert off(leak, bordered) > 0.03
+    assert leak.best.misfit < 1e-6
+    assert not leak.best.is_certain
+
+
 @pytest.mark.parametrize("declared", [0.0, 0.05])
 @pytest.mark.parametrize("least", [1, 2])
 def test_weight_decay_is_read_off_where_it_is_not_as_declared(declared: float, least: int) -> None:
