@@ -6,8 +6,9 @@ INSTALLED := $(VENV)/.installed
 DEMO ?= results/demo
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-# pip compiles on one core, a minute in all; this on every core, and what has been compiled only once.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib || true
+# pip compiles on one core, a minute in all; this on every core. What nobody compiled each process
+# would compile anew where PYTHONDONTWRITEBYTECODE is set.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib mjp_privacy attacks || true
 
 ENGINES := $(VENV)/.engines
 ROOMY := tests/slow  # clusters of many processes: not beside other tests
