@@ -23,7 +23,8 @@ from importlib import metadata
 from inspect import cleandoc
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args
 
 from mjp_privacy.core import stop
 from mjp_privacy.core.errors import (
@@ -52,6 +53,7 @@ LONGEST_WORD = 2000
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # tab and the line's end are none
 UNFIT = (*GONE, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 """Numbers of errors that say that a path is not what the command line takes it for."""
+NONE = ["None"]  # on a command line
 PACKAGES = ("mjp-privacy", "torch", "numpy", "pandas", "pyarrow", "safetensors", "pydantic")
 """Whose versions the report of a fault holds."""
 
@@ -83,20 +85,42 @@ class Usage:
         import tyro
 
         _check_words(argv)
+        registry = tyro.constructors.ConstructorRegistry()
+        registry.primitive_rule(_of_an_option)
         defaults: dict[str, Any] = {} if default is None else {"default": default}
         try:
-            parsed: Arguments = tyro.cli(
-                kind,
-                args=[_from_home(word) for word in argv],
-                prog=self.prog,
-                description=f"Example: {self.example}\n\n{cleandoc(kind.__doc__ or '')}",
-                config=(tyro.conf.DisallowNone,)
-                + (() if both_ways else (tyro.conf.FlagCreatePairsOff,)),
-                **defaults,
-            )
+            with registry:
+                parsed: Arguments = tyro.cli(
+                    kind,
+                    args=[_from_home(word) for word in argv],
+                    prog=self.prog,
+                    description=f"Example: {self.example}\n\n{cleandoc(kind.__doc__ or '')}",
+                    config=() if both_ways else (tyro.conf.FlagCreatePairsOff,),
+                    **defaults,
+                )
         except SystemExit as end:  # of --help, or of a wrong option that it has named
             raise _Parsed(end.code) from None
         return parsed
+
+
+def _of_an_option(info: Any) -> Any:
+    """How tyro reads a value that may be left out (`int | None`): as the value, or the word None.
+    By its own rule what is no number is answered with Python's names of types."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo
+
+    kinds = [kind for kind in get_args(info.type) if kind is not type(None)]
+    if info.type_origin not in (Union, UnionType) or len(kinds) != 1:
+        return None
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], info.markers))
+    if isinstance(spec, Exception):  # tyro's, for a type that no word can have
+        return spec
+    return dataclasses.replace(
+        spec,
+        choices=spec.choices and (*spec.choices, *NONE),
+        instance_from_str=lambda text: None if text == NONE else spec.instance_from_str(text),
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: NONE if value is None else spec.str_from_instance(value),
+    )
 
 
 class _Parsed(SystemExit):

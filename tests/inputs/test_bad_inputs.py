@@ -163,7 +163,7 @@ CASES = [
     Case((*ATTACK, "--out", "again"), (2,), "--out"),
     Case(with_words("analyse", limit="$(touch OWNED)"), (2,)),
     Case(with_words("evaluate", gamma="few"), (2,), "--gamma"),
-    Case(("report",), (2,), "run folders"),
+    Case(("report",), (2,), "run folder"),
     Case(
         (*with_words("federate"), "--attack-seconds", "9"),
         (2,),

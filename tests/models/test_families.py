@@ -127,7 +127,7 @@ NETWORKS: list[tuple[Any, str]] = [
     ({"stages": []}, "stages"),
     ({"stages": [512] * 8, "embed_dim": 16_384}, "parameters"),
     ({"embed_dim": "16"}, "embed_dim"),
-    ({"num_heads": 3}, "32/4 and 16/3"),
+    ({"num_heads": 3}, "16/3"),
     ({"embed_dim": 32}, "absolute_pos_embed"),
     ({"positions": False}, "unknown_embedding"),
     ({"family": "resnet"}, "position_embedding"),

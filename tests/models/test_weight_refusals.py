@@ -64,7 +64,7 @@ FILES: list[tuple[Callable[[State], State], dict[str, Any], str]] = [
     (without(), {"patch_size": 4, "img_size": 32}, "patch_embed.proj.weight"),
     (without(), {"embed_dim": 48}, "cls_token"),
     (without(), {"depth": 3}, "12: blocks.2"),
-    (without(), {"num_heads": 5}, "32/8 and 24/5"),
+    (without(), {"num_heads": 5}, "24/5"),
     (beside("blocks.0.attn.q_norm.weight", 24), {}, "blocks.0.attn.q_norm.weight"),
     (beside("dist_token", 1, 1, 24), {}, "dist_pos_embed"),
     (beside("blocks.0.ls1.gamma", 24), {}, "'blocks.0.ls1.gamma'"),

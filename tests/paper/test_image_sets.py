@@ -167,7 +167,7 @@ def test_options_that_do_not_fit_and_a_folder_with_something_else(
         *((["--shapes", 4, *word], "out", word[0]) for word in OF_PICTURES),
         (["--cifar10", "x", "--seed", 1], "out", "--seed"),
         (["--from", "x", "--size", 64], "out", "--size"),
-        (["--per-class", 0], "out", "mjp sample: 1 mistake"),
+        (["--per-class", 0], "out", "per_class"),
         ([], "out", "--from"),
         (["--shapes", 4], "mine", "mine"),
         (["--shapes", 4], "mine/file.png", "file.png"),
