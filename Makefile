@@ -5,10 +5,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO ?= results/demo
 
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# pip compiles on one core, a minute in all; this on every core. What nobody compiled each process
+# would compile anew where PYTHONDONTWRITEBYTECODE is set.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib mjp_privacy attacks || true
 
 ENGINES := $(VENV)/.engines
-DOCS := $(VENV)/.docs
 ROOMY := tests/slow  # clusters of many processes: not beside other tests
 
 .PHONY: attack test tests test-engines test-federated test-cluster test-package nightly results-check setup
@@ -61,7 +63,7 @@ results-check: $(INSTALLED)
 	$(BIN)/python -m tools.publish tables $(if $(WRITE),--write)
 
 # The documentation site, build/site/index.html; a link that leads nowhere is an error.
-docs: $(DOCS)
+docs: $(ENGINES)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "documentation: build/site/index.html"
 
@@ -93,12 +95,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	       "(Debian, Ubuntu: apt install python3-venv)."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[dev]'
+	@$(COMPILE)
 	@touch $@
 
+# For the site too: each call of pip looks everything up again, half a minute.
 $(ENGINES): $(INSTALLED)
-	$(PIP) -e '.[dev,federated,ray,slurm]'
-	@touch $@
-
-$(DOCS): $(INSTALLED)
-	$(PIP) -e '.[docs]'
+	$(PIP) -e '.[dev,docs,federated,ray,slurm]'
+	@$(COMPILE)
 	@touch $@

@@ -33,9 +33,11 @@ from attacks.equations.patch_system import (
     condition_and_rank,
     lacks_positions,
     located,
+    minimum_norm_solve,
     no_gradient,
-    pictures,
+    of_steps,
     pictures_of,
+    pseudo_inverse,
     to_unit_range,
     too_few_equations,
     unless_underdetermined,
@@ -79,19 +81,27 @@ class April(Usual):
         update = view.updates[0]
         table_grads = update.grads[TABLE].squeeze(1)
         if self.engine == "breaching":
-            from attacks.breaching import reconstruct_one_by_one
+            from attacks.breaching import april_one_by_one
 
-            images = reconstruct_one_by_one(view.model, update.grads, view.pixels, update.dtype)
-            diagnostics = condition_and_rank(table_grads, update.dtype)
-            return Reconstruction(to_unit_range(view, images), diagnostics=diagnostics)
-        from attacks.breaching import BatchedAprilAttacker
-
-        attacker = BatchedAprilAttacker(view.model)
-        z, singular_values = attacker.embeddings(table_grads, update.grads[QKV])
+            images = april_one_by_one(view.model, update.grads, view.pixels, update.dtype)
+            facts = condition_and_rank(table_grads, update.dtype)
+            return Reconstruction(to_unit_range(view, images), diagnostics=facts)
+        z, singular_values = embeddings(view.model, table_grads, update.grads)
         z = z - view.model.table.detach().double()
         diagnostics = condition_and_rank(table_grads, update.dtype, singular_values)
-        images = pictures_of(view, attacker.patches(z[:, 1:]))
+        images = pictures_of(view, inverted(view.model, z[:, 1:]))
         return Reconstruction(images, diagnostics=diagnostics)
+
+
+def embeddings(model: MJPVisionTransformer, rows: Tensor, grads: Grads) -> tuple[Tensor, Tensor]:
+    """Z = lstsq(A^T, b) (n, R, D) for rows A (n, R, D), and the singular values of A (n, R)."""
+    return minimum_norm_solve(rows, grads[QKV], factor=model.get_parameter(QKV).detach())
+
+
+def inverted(model: MJPVisionTransformer, z: Tensor) -> Tensor:
+    """W^+ (z - beta): z (n, N, D), positions subtracted -> patches (n, N, p)."""
+    weight = model.patch_embed.proj.weight.detach().double().flatten(1)
+    return (z - model.patch_bias.detach().double()) @ pseudo_inverse(weight).mT
 
 
 def refused(view: AttackerView, names: Sequence[str]) -> Refusal | None:
@@ -130,7 +140,6 @@ class UnknownAwareApril(Usual):
     have in common, not that of each patch.
     """
 
-    engine: Literal["batched"] = "batched"
     name: ClassVar[str] = "april_unk_aware"
     traits: ClassVar[tuple[str, ...]] = ("rank", "masks")
     victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
@@ -147,20 +156,17 @@ class UnknownAwareApril(Usual):
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Read the mask off the zero rows, then solve with one row for all masked patches."""
-        from attacks.breaching import BatchedAprilAttacker
-
         model, update = view.model, view.updates[0]
         assert model.unk_embed is not None
         table_grads = update.grads[TABLE].squeeze(1)
         rows = torch.cat((table_grads, update.grads[UNKNOWN].squeeze(1)), dim=1)
-        attacker = BatchedAprilAttacker(model)
-        z, singular_values = attacker.embeddings(rows, update.grads[QKV])
+        z, singular_values = embeddings(model, rows, update.grads)
         hidden = located(view, update)
         masked_embedding = z[:, -1:] - model.unk_embed.detach().double()
         visible_embeddings = z[:, 1:-1] - model.table.detach().double()[:, 1:]
-        embeddings = torch.where(hidden.unsqueeze(-1), masked_embedding, visible_embeddings)
+        z = torch.where(hidden.unsqueeze(-1), masked_embedding, visible_embeddings)
         return Reconstruction(
-            pictures_of(view, attacker.patches(embeddings)),
+            pictures_of(view, inverted(model, z)),
             mask=hidden,
             diagnostics=condition_and_rank(rows, update.dtype, singular_values)
             | {"zero_rows": (table_grads == 0).all(-1).sum(-1).double()},
@@ -171,17 +177,12 @@ class UnknownAwareApril(Usual):
 
 
 @dataclass(frozen=True)
-class AprilPrior(Usual):
+class AprilPrior(UnknownAwareApril):
     """APRIL with a prior: `prior` is `fitted`, `stationary`, or the path of a fitted prior."""
 
     prior: str = "fitted"
     name: ClassVar[str] = "april_prior"
     traits: ClassVar[tuple[str, ...]] = ("masks", "public photographs")
-    victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
-
-    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
-        """As `april`, with the gradient of the unknown embedding where the model has one."""
-        return (TABLE, QKV, UNKNOWN) if model.unk_embed is not None else (TABLE, QKV)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """As `april`, but too few equations are no reason: the prior fills in."""
@@ -201,9 +202,7 @@ class AprilPrior(Usual):
         shared = solved[:, -1:] if model.unk_embed is not None else solved[:, :1]
         patches = torch.where(hidden.unsqueeze(-1), shared, solved[:, : hidden.shape[1]])
         facts = condition_and_rank(table_grads, update.dtype)
-        return Reconstruction(
-            pictures(view, patches), mask=hidden, diagnostics={**facts, "noise_std": noise.sqrt()}
-        )
+        return of_steps(view, patches, hidden, {**facts, "noise_std": noise.sqrt()})
 
     def _system(
         self, model: MJPVisionTransformer, grads: Grads, table_grads: Tensor

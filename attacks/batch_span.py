@@ -36,9 +36,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.budget import image, spent
 from attacks.equations.batches import Superposition, superposed, too_many_pictures
-from attacks.equations.completion import FieldEnergy, field_energy
 from attacks.equations.filling import wanted
-from attacks.equations.layers import StepUpload, client_model
+from attacks.equations.layers import HISTORY, SPREAD, StepUpload, client_model
 from attacks.equations.patch_system import (
     black_and_white,
     condition_and_rank,
@@ -101,10 +100,6 @@ class BatchSpanAttack(Usual):
 
 
 # gradient matching in the span --------------------------------------------------------------------
-
-
-SPREAD = 0.7  # standard deviations of the prior by which random starts leave the mean picture
-HISTORY = 50  # steps that L-BFGS remembers
 
 
 @dataclass(frozen=True)
@@ -182,8 +177,7 @@ class SpanMatching(Usual):
         if step.model.unk_embed is not None:
             masks = guess.span.hidden.expand(batch, -1)
         distance = GradientDistance.of(step.model, step.grads, masks)
-        energy = field_energy(self.prior, view.model.patch_size, view.pixels).on(guess.mean.device)
-        fit = _Fit(view, guess, energy, distance, labels, self.prior_weight)
+        fit = _Fit(view, guess, distance, labels, self.prior_weight)
         best, least = guess.pictures(batch), float("inf")
         for number in range(self.restarts):
             if number and spent():
@@ -201,14 +195,13 @@ class _Fit:
 
     view: AttackerView
     guess: Superposition
-    energy: FieldEnergy
     distance: GradientDistance
     labels: Tensor
     prior_weight: float
 
     def start(self, batch: int, generator: torch.Generator) -> Tensor:
         """Random pictures (B, N, p) of the span, about the mean one."""
-        mean, (units, _) = self.guess.mean, self.guess.units(self.energy)
+        mean, (units, _) = self.guess.mean, self.guess.units
         noise = torch.randn(batch, len(mean), len(units), generator=generator).to(mean)
         return mean + SPREAD * noise @ units
 
@@ -223,7 +216,7 @@ class _Fit:
 
     def descended(self, start: Tensor, steps: int) -> tuple[Tensor, float]:
         """The best pictures (B, N, p) on the way from a start, and the objective there."""
-        basis, (units, root) = self.guess.basis, self.guess.units(self.energy)
+        basis, (units, root) = self.guess.basis, self.guess.units
         known, moves = start - (start @ basis.mT) @ basis, (start @ basis.mT) @ root
         best, least = minimised(
             lambda moves: self._objective(known + moves @ units), moves, steps, HISTORY
@@ -235,8 +228,9 @@ class _Fit:
         seen = self._seen(pictures)
         low, high = black_and_white(self.view.pixels, seen)
         outside = (low - seen).relu() + (seen - high).relu()
-        away = pictures.detach() - self.energy.mean.repeat_interleave(self.energy.patch_size**2)
-        pull = torch.stack([self.energy.force(one) for one in away]) / away.numel()
+        field = self.guess.energy
+        away = pictures.detach() - field.mean.repeat_interleave(field.patch_size**2)
+        pull = torch.stack([field.force(one) for one in away]) / away.numel()
         # Linear in the pictures with the energy's derivative; its value stands beside it.
         energy = (pull * pictures).sum() - (pull * (pictures.detach() - away / 2)).sum()
         distance = self.distance(seen, self.labels).double()
@@ -244,8 +238,8 @@ class _Fit:
 
     def _seen(self, pictures: Tensor) -> Tensor:
         """Pictures (B, N, p) as (B, C, H, W) in the model's precision."""
-        seen = to_images(pictures, self.energy.grid, self.energy.patch_size)
-        return seen.to(self.distance.model.like)
+        model = self.distance.model
+        return to_images(pictures, model.grid, model.patch_size).to(model.like)
 
 
 LEAST = 1e-30  # the norm of a gradient that is zero, as of a layer that sees no picture

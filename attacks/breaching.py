@@ -4,7 +4,7 @@
 torch's compiler and SymPy: two seconds and 1,500 modules. The attackers need torch and SciPy only.
 
     with parts_of_breaching():
-        from breaching.attacks.analytic_attack import AprilAttacker
+        from breaching.attacks import prepare_attack
 
 Nothing of breaching is changed or copied, and whoever imports it later gets the whole of it. It
 reads gradients by their place in a list and casts them to its own dtype, so named gradients are put
@@ -20,7 +20,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.budget import spent
 from attacks.equations.completion import FieldEnergy
-from attacks.equations.patch_system import minimum_norm_solve, pseudo_inverse
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.interfaces import Grads, Pixels
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.vit import copied
+
+logging.getLogger("breaching").setLevel(logging.WARNING)
 
 PASSED_THROUGH = ("breaching", "breaching.cases", "breaching.cases.models")
 """The packages that stand above what the attackers import, parents first."""
@@ -58,34 +58,20 @@ def parts_of_breaching() -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
-def breaching_folder() -> Path:
-    """Where breaching is installed; found without importing it."""
-    spec = find_spec("breaching")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("No module named 'breaching'", name="breaching")
-    return Path(spec.origin).parent
-
-
-# breaching's APRIL --------------------------------------------------------------------------------
-
-
 with parts_of_breaching():
-    from breaching.attacks import prepare_attack
-    from breaching.attacks.analytic_attack import AprilAttacker
-
-POSITIONS = {"pos_embed": 1, "blocks.0.attn.qkv.weight": 4}
-"""Places in the list of gradients where AprilAttacker looks for the two it reads."""
-
-logging.getLogger("breaching").setLevel(logging.WARNING)
+    from breaching import attacks as shipped
 
 
-def attack_configuration(dtype: torch.dtype) -> Any:
-    """breaching's shipped april_analytic.yaml, read here because its own loader initialises hydra
-    for the whole process."""
-    text = (breaching_folder() / "config" / "attack" / "april_analytic.yaml").read_text()
-    configuration: Any = OmegaConf.create(text)
-    configuration.impl.dtype = str(dtype).removeprefix("torch.")
-    return configuration
+def configuration(
+    names: Sequence[str], dtype: torch.dtype, changes: Mapping[str, Mapping[str, Any]]
+) -> Any:
+    """breaching's shipped files of these names, each over those before it, with these changes in
+    their layout, such as {"optim": {"max_iterations": 100}}. They are read here because its own
+    loader initialises hydra for the whole process."""
+    folder = Path(shipped.__file__).parents[1] / "config" / "attack"
+    parts = [OmegaConf.create((folder / f"{name}.yaml").read_text()) for name in names]
+    ours = {"impl": {"dtype": str(dtype).removeprefix("torch.")}}
+    return OmegaConf.merge(*parts, ours, changes)
 
 
 def server_payload(model: nn.Module, pixels: Pixels) -> list[dict[str, Any]]:
@@ -100,14 +86,22 @@ def server_payload(model: nn.Module, pixels: Pixels) -> list[dict[str, Any]]:
     return [{"parameters": parameters, "buffers": [], "metadata": OmegaConf.create(facts)}]
 
 
-def reconstruct_one_by_one(
+# breaching's APRIL --------------------------------------------------------------------------------
+
+
+POSITIONS = {"pos_embed": 1, "blocks.0.attn.qkv.weight": 4}
+"""Places in the list of gradients where AprilAttacker looks for the two it reads."""
+
+
+def april_one_by_one(
     model: MJPVisionTransformer, grads: Grads, pixels: Pixels, dtype: torch.dtype
 ) -> Tensor:
     """Run breaching's own attack per image: normalised images (n, C, H, W), which it clamps."""
     wrapped = nn.Module()  # breaching expects the network as an attribute of its model
     wrapped.model = model
     setup = {"device": next(model.parameters()).device}
-    attacker = prepare_attack(wrapped, nn.CrossEntropyLoss(), attack_configuration(dtype), setup)
+    settings = configuration(("april_analytic",), dtype, {})
+    attacker = shipped.prepare_attack(wrapped, nn.CrossEntropyLoss(), settings, setup)
     payload = server_payload(wrapped, pixels)
     metadata = {"num_data_points": 1, "labels": torch.zeros(1, dtype=torch.long)}  # 0 is a dummy
     images = []
@@ -121,42 +115,15 @@ def reconstruct_one_by_one(
     return torch.stack(images)
 
 
-class BatchedAprilAttacker(AprilAttacker):
-    """breaching's attacker for n images at once: the same two solves, in float64.
-
-    The inverse of the patch embedding depends on the model alone, so it is computed once.
-    """
-
-    def __init__(self, model: MJPVisionTransformer) -> None:
-        # breaching copies what it is given, which takes longer than the attack
-        super().__init__(nn.Module(), nn.CrossEntropyLoss(), attack_configuration(torch.double))
-        self.network = model
-
-    @cached_property
-    def embedding_inverse(self) -> Tensor:
-        """W^+ (p, D), the pseudo-inverse of the patch embedding."""
-        return pseudo_inverse(self.network.patch_embed.proj.weight.detach().double().flatten(1))
-
-    def embeddings(self, table_grads: Tensor, qkv_grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Z = lstsq(A^T, b) (n, R, D) and the singular values of A (n, R), descending.
-
-        table_grads A (n, R, D), one row per token; b = Wq^T dWq + Wk^T dWk + Wv^T dWv.
-        """
-        weight = self.network.get_parameter("blocks.0.attn.qkv.weight").detach()
-        return minimum_norm_solve(table_grads, qkv_grads, factor=weight)
-
-    def patches(self, z: Tensor) -> Tensor:
-        """W^+ (z - bias): z (n, N, D), positions subtracted -> (n, N, p)."""
-        bias = self.network.patch_bias.detach().double()
-        return (z - bias) @ self.embedding_inverse.mT
-
-
 # breaching's gradient matching --------------------------------------------------------------------
 
 
 with parts_of_breaching():
     from breaching.attacks.auxiliaries.objectives import CosineSimilarity
     from breaching.attacks.optimization_based_attack import OptimizationBasedAttacker
+
+
+MATCHING = ("_default_optimization_attack", "invertinggradients")
 
 
 class UploadedParameters(nn.Module):
@@ -232,25 +199,15 @@ class CosineWithPositions(CosineSimilarity):
         return all_gradients + self.weight * positions
 
 
-def optimization_configuration(dtype: torch.dtype, changes: Mapping[str, Mapping[str, Any]]) -> Any:
-    """breaching's shipped invertinggradients.yaml over its defaults, with these changes in the
-    layout of its files, such as {"optim": {"max_iterations": 100}}."""
-    folder = breaching_folder() / "config" / "attack"
-    names = ("_default_optimization_attack.yaml", "invertinggradients.yaml")
-    parts = [OmegaConf.create((folder / name).read_text()) for name in names]
-    ours = {"impl": {"dtype": str(dtype).removeprefix("torch.")}}
-    return OmegaConf.merge(*parts, ours, changes)
-
-
 def match_gradients(
     model: MJPVisionTransformer,
     grads: Grads,
     labels: Tensor,
     mask: Tensor | None,
     pixels: Pixels,
-    configuration: Any,
+    dtype: torch.dtype,
+    changes: Mapping[str, Mapping[str, Any]],
     *,
-    positions: tuple[str, float] | None = None,
     start: Tensor | None = None,
     objective: nn.Module | None = None,
     terms: Sequence[nn.Module] = (),
@@ -258,18 +215,17 @@ def match_gradients(
 ) -> tuple[Tensor, dict[str, float]]:
     """Match one client step: normalised images (B, C, H, W), and {"steps", "cosine_distance"}.
 
-    grads {name: parameter's shape}, labels (B,), mask (B, N); `positions`: name and weight of the
-    position term; `start` (B, C, H, W): normalised images to start from in place of noise;
-    `objective`: another distance of gradients; `terms` are added to it (`Term`); `part`: the
-    steps that are done, of all that the configuration has. Where no trial ended with a finite score
-    the images are NaN (breaching gives zeros).
+    grads {name: parameter's shape}, labels (B,), mask (B, N); `changes` as of `configuration`;
+    `start` (B, C, H, W): normalised images to start from in place of noise; `objective`: another
+    distance of gradients; `terms` are added to it (`Term`); `part`: the steps that are done, of all
+    that the configuration has. Where no trial ended with a finite score the images are NaN
+    (breaching gives zeros).
     """
     names = [name for name, _ in model.named_parameters() if name in grads]
     victim = UploadedParameters(model, names, mask)
     device = model.like.device
-    attacker = InTime(victim, nn.CrossEntropyLoss(), configuration, {"device": device})
-    if positions is not None:
-        attacker.objective = CosineWithPositions(names.index(positions[0]), positions[1])
+    settings = configuration(MATCHING, dtype, changes)
+    attacker = InTime(victim, nn.CrossEntropyLoss(), settings, {"device": device})
     if objective is not None:
         attacker.objective = objective
     attacker.regularizers += list(terms)

@@ -17,9 +17,7 @@ from mjp_privacy.core.schema import height_width
 from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_images, to_patches
-
-MEAN_COLOUR = (0.485, 0.456, 0.406)
-"""The published channel means of ImageNet's training images: public, not taken from a target."""
+from mjp_privacy.models.zoo import IMAGENET_MEAN
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,8 @@ def oracle_inverse(model: LoadedModel, images: Tensor) -> Tensor:
 
 
 def mean_image(view: AttackerView) -> Tensor:
-    """The mean colour of photographs at every pixel, (C, H, W) in [0, 1]."""
-    colour = torch.tensor(MEAN_COLOUR)
+    """The mean colour of ImageNet's training images, as published, at every pixel, (C, H, W) in
+    [0, 1]."""
+    colour = torch.tensor(IMAGENET_MEAN)
     colour = colour if len(view.pixels.mean) == len(colour) else colour.mean().view(1)
     return colour.view(-1, 1, 1).expand(-1, *height_width(view.pixels.size))

@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -73,10 +73,8 @@ AboveZero = Annotated[float, Field(gt=0, le=1e9)]
 class Matching(Usual, ABC):
     """What attacks that match gradients by breaching's loop have in common."""
 
-    @property
-    def positions(self) -> float:
-        """Weight of the cosine distance of the position table's gradient alone."""
-        return 0.0
+    positions: float = 0.0
+    """Weight of the cosine distance of the position table's gradient alone."""
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """All gradients but the localization regressor's, which does not depend on the pixels."""
@@ -107,7 +105,7 @@ class Matching(Usual, ABC):
         """Match one client step after another; diagnostics hold steps, distance and seconds."""
         import attacks.breaching  # noqa: F401  (imported before the clock starts)
 
-        update = view.updates[0]
+        update, device = view.updates[0], view.model.like.device
         assert view.labels is not None
         images, masks, facts = [], [], list[dict[str, float]]()
         hidden = _estimated_mask(view, update)
@@ -116,9 +114,11 @@ class Matching(Usual, ABC):
             mask = None if own is None else own.expand(len(labels), -1)
             seed = int(torch.randint(2**62, (), generator=generator))
             started = time.monotonic()
-            with image(step * update.batch, len(labels)):
+            devices = [device] if device.type == "cuda" else []
+            with image(step * update.batch, len(labels)), torch.random.fork_rng(devices=devices):
+                torch.manual_seed(seed)
                 targets = _gradients_of_pixels(view, update, step, own)
-                matched, fact = self._match(view, targets, labels, mask, seed)
+                matched, fact = self._match(view, targets, labels, mask)
             seconds = (time.monotonic() - started) / len(labels)
             images.append(matched)
             masks.append(mask)
@@ -135,9 +135,9 @@ class Matching(Usual, ABC):
 
     @abstractmethod
     def _match(
-        self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None, seed: int
+        self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, dict[str, float]]:
-        """Match one client step, with all of breaching's own draws from the seed."""
+        """Match one client step; the global generator that breaching draws from is seeded."""
 
 
 @dataclass(frozen=True)
@@ -163,29 +163,16 @@ class GradientMatching(Matching):
     traits: ClassVar[tuple[str, ...]] = ("masks", "steps", "any network")
 
     def _match(
-        self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None, seed: int
+        self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, dict[str, float]]:
-        """Match one client step, with torch's global generator seeded for breaching's own draws."""
-        from attacks.breaching import match_gradients, optimization_configuration
+        """Match one client step."""
+        from attacks.breaching import CosineWithPositions, match_gradients
 
-        device = view.model.like.device
-        dtype = view.updates[0].dtype
-        configuration = optimization_configuration(dtype, self._changes())
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            return match_gradients(
-                view.model,
-                grads,
-                labels,
-                mask,
-                view.pixels,
-                configuration,
-                positions=(TABLE, self.positions) if self.positions else None,
-            )
-
-    def _changes(self) -> Mapping[str, Mapping[str, Any]]:
-        """The options that replace breaching's own, in the layout of its configuration."""
-        return {
+        objective = None
+        if self.positions:
+            names = [name for name, _ in view.model.named_parameters() if name in grads]
+            objective = CosineWithPositions(names.index(TABLE), self.positions)
+        changes: dict[str, dict[str, Any]] = {
             "restarts": {"num_trials": self.restarts},
             "optim": {
                 "max_iterations": self.steps,
@@ -195,6 +182,8 @@ class GradientMatching(Matching):
             },
             "regularization": {"total_variation": {"scale": self.tv}},
         }
+        given = view.model, grads, labels, mask, view.pixels, view.updates[0].dtype, changes
+        return match_gradients(*given, objective=objective)
 
 
 @dataclass(frozen=True)
@@ -290,49 +279,12 @@ class GradViT(Matching):
             check_prior(self.image_prior)
 
     def _match(
-        self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None, seed: int
+        self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None
     ) -> Search:
         """The best seed's pictures of one client step, and the steps of all seeds."""
-        from attacks.breaching import (
-            Near,
-            SquaredDistance,
-            match_gradients,
-            optimization_configuration,
-        )
+        from attacks.breaching import Near, SquaredDistance, match_gradients
 
-        search = partial(
-            match_gradients,
-            *(view.model, grads, labels, mask, view.pixels),
-            optimization_configuration(view.updates[0].dtype, self._changes()),
-            objective=SquaredDistance() if self.distance == "squared" else None,
-        )
-        early, late = self._terms(view)
-        meeting = self.seeds > 1 and self.consensus > 0
-        first = range(self.steps // 2 if meeting or early is not late else self.steps)
-        device = view.model.like.device
-        searches = list[Search]()
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            for number in range(self.seeds):
-                torch.manual_seed(seed + number)
-                searches.append(search(part=first, terms=early))
-                if spent():
-                    break
-            steps = sum(facts["steps"] for _, facts in searches)
-            searches = [found for found in searches if _distance(found) < math.inf] or searches[:1]
-            if first.stop < self.steps and _distance(searches[0]) < math.inf and not spent():
-                starts = [pictures for pictures, _ in searches]
-                if meeting and len(searches) > 1:
-                    starts, mean = self._agreement(searches, labels, mask, view.model.patch_size)
-                    late = [*late, Near(self.consensus, mean)]
-                rest = partial(search, part=range(first.stop, self.steps), terms=late)
-                searches = [rest(start=start) for start in starts]
-                steps += sum(facts["steps"] for _, facts in searches)
-        pictures, facts = min(searches, key=_distance)
-        return pictures, facts | {"steps": steps}
-
-    def _changes(self) -> dict[str, dict[str, Any]]:
-        """What replaces breaching's own configuration, in its layout."""
-        return {
+        changes: dict[str, dict[str, Any]] = {
             "optim": {
                 "max_iterations": self.steps,
                 "step_size": self.step_size,
@@ -344,6 +296,32 @@ class GradViT(Matching):
                 "norm": {"scale": 2 * self.l2, "pnorm": 2},  # it takes the half
             },
         }
+        search = partial(
+            match_gradients,
+            *(view.model, grads, labels, mask, view.pixels, view.updates[0].dtype, changes),
+            objective=SquaredDistance() if self.distance == "squared" else None,
+        )
+        early, late = self._terms(view)
+        meeting = self.seeds > 1 and self.consensus > 0
+        first = range(self.steps // 2 if meeting or early is not late else self.steps)
+        searches, seed = list[Search](), torch.initial_seed()
+        for number in range(self.seeds):
+            torch.manual_seed(seed + number)
+            searches.append(search(part=first, terms=early))
+            if spent():
+                break
+        steps = sum(facts["steps"] for _, facts in searches)
+        searches = [found for found in searches if _distance(found) < math.inf] or searches[:1]
+        if first.stop < self.steps and _distance(searches[0]) < math.inf and not spent():
+            starts = [pictures for pictures, _ in searches]
+            if meeting and len(searches) > 1:
+                starts, mean = self._agreement(searches, labels, mask, view.model.patch_size)
+                late = [*late, Near(self.consensus, mean)]
+            rest = partial(search, part=range(first.stop, self.steps), terms=late)
+            searches = [rest(start=start) for start in starts]
+            steps += sum(facts["steps"] for _, facts in searches)
+        pictures, facts = min(searches, key=_distance)
+        return pictures, facts | {"steps": steps}
 
     def _terms(self, view: AttackerView) -> tuple[list[Term], list[Term]]:
         """The terms of the first half of the steps, and of the second."""

@@ -93,21 +93,12 @@ Costs = NDArray[np.float64]
 ROUNDS = 160  # times that a part is taken out and grown again; 60 left pairs of pieces exchanged
 
 
-def solve(
-    patches: Tensor,
-    mask: Tensor,
-    pieces: Tensor,
-    *,
-    grid: Grid,
-    patch_size: int,
-    rounds: int = ROUNDS,
-) -> Tensor:
+def solve(patches: Tensor, mask: Tensor, pieces: Tensor, *, grid: Grid, patch_size: int) -> Tensor:
     """The pieces' order: a permutation (N,) with `shuffled[j] = plain[permutation[j]]`.
 
     patches  (N, p) in [0, 1] in row-major order; rows at masked positions are not read
     mask     (N,) bool, True where the patch is not known
     pieces   (k, p) in [0, 1]; the i-th is the shuffled image's patch at the i-th masked position
-    rounds   times that a part of the arrangement is taken out and grown again
 
     So `plain[permutation] = shuffled` puts every piece where it fits; outside the mask
     `permutation[j] == j`. With nothing masked it is the identity; with everything masked no known
@@ -123,7 +114,7 @@ def solve(
     sides = (sideways.mT, sideways, downwards.mT, downwards)
     costs = np.stack([np.concatenate((side.numpy(), empty)) for side in sides])
     board = _Board(costs, _neighbours(grid), grid)
-    arranged = torch.from_numpy(_arrange(board, free, rounds)[:-1])
+    arranged = torch.from_numpy(_arrange(board, free)[:-1])
     permutation = torch.empty_like(arranged)
     permutation[arranged] = torch.arange(len(arranged))
     return permutation
@@ -156,7 +147,7 @@ def _neighbours(grid: Grid) -> Places:
     return np.stack([side.ravel() for side in around], axis=1)
 
 
-def _arrange(board: _Board, free: Places, rounds: int) -> Places:
+def _arrange(board: _Board, free: Places) -> Places:
     """The best arrangement found: (N+1,) the piece at each position, the last entry for outside."""
     rng = np.random.default_rng(derive_seed("jigsaw solver", board.grid.seed, len(free)))
     best: Places = np.arange(len(board.neighbours) + 1)
@@ -173,7 +164,7 @@ def _arrange(board: _Board, free: Places, rounds: int) -> Places:
         best = _grow(board, best, free, pieces)
     best = _improve(board, best, free)
     energy = board.energy(best)
-    for number in range(rounds):
+    for number in range(ROUNDS):
         if spent():
             break
         emptied = _part(board, best, free, number, rng)

@@ -39,16 +39,14 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from attacks.batch_span import BatchSpanAttack
 from attacks.budget import image
 from attacks.equations import HEAD, PATCH_SYSTEM, UNKNOWN
 from attacks.equations.batches import superposed, too_few_uploads
-from attacks.equations.completion import field_energy
+from attacks.equations.filling import wanted
 from attacks.equations.lattice_pictures import BatchPicture, LatticePictures
 from attacks.equations.layers import (
-    FOUND,
     LayerSearch,
     LayerSpans,
     StepUpload,
@@ -105,9 +103,10 @@ class TokenPeeling(Usual):
         for step in range(update.steps_in_all):
             with image(step * update.batch, update.batch):
                 found += token_pictures(view, update, step, model, self.prior)
-        images = [self._shown(view, one) for one in found]
+        can_mask = view.model.unk_embed is not None  # else what is hidden has no position
+        images = [wanted(view, one.hidden & can_mask, one.patches) for one in found]
         known = [one.token >= 0 for one in found]
-        masks = view.model.unk_embed is not None and view.model.pos_embed is not None
+        masks = can_mask and view.model.pos_embed is not None
         orders = torch.stack([one.order for one in found]) if masks else None
         return Reconstruction(
             pictures_of(view, torch.stack(images)),
@@ -124,17 +123,6 @@ class TokenPeeling(Usual):
                 "token_misfit": torch.tensor([one.misfit for one in found]).double(),
             },
         )
-
-    @staticmethod
-    def _shown(view: AttackerView, found: StepPicture) -> Tensor:
-        """The patches; the mean of masked ones in their places, where the picture as fed is wanted:
-        their order there is not in the gradient."""
-        masked = view.model.unk_embed is not None and bool(found.hidden.any())
-        if view.against == "plain" or not masked:
-            return found.patches
-        patches = found.patches.clone()
-        patches[found.hidden] = patches[found.hidden].mean(0)
-        return patches
 
 
 # whole pictures ---------------------------------------------------------------------------------
@@ -206,16 +194,13 @@ class LayerSpan(Usual):
         while True:
             update, batch = left.update, left.update.batch
             guess = superposed(view, update, patch_system(view, update), 0, self.prior)
-            spans = LayerSpans.of(left.model, left.grads, batch)
-            picture_and_share = None
+            spans = LayerSpans.of(left.model, left.grads, batch, update.dtype)
+            made = None
             if spans is not None:
-                enough = FOUND * torch.finfo(update.dtype).eps ** 2
-                energy = field_energy(self.prior, view.model.patch_size, view.pixels)
-                search = LayerSearch(spans, guess, energy.on(guess.mean.device))
-                picture_and_share = search.found(batch, self.searches, enough, generator)
-            if picture_and_share is None:
+                made = LayerSearch(spans, guess).found(self.searches, generator)
+            if made is None:
                 return [*found, *map(BatchPicture, guess.pictures(batch))]
-            found.append(BatchPicture(*picture_and_share))
+            found.append(BatchPicture(*made))
             if batch == 1:
                 return found
             left = left.without(found[-1].patches)

@@ -43,7 +43,7 @@ from attacks.equations import PATCH, PATCH_BIAS, PATCH_SYSTEM, QKV, TABLE, UNKNO
 from attacks.equations.attention import PatchOrder
 from attacks.equations.block import PROJ
 from attacks.equations.completion import fewest_steps, whole_levels
-from attacks.equations.filling import Completion, Filling, Solution
+from attacks.equations.filling import Completion, Filling, Solution, wanted
 from attacks.equations.patch_system import (
     PatchSystem,
     condition_and_rank,
@@ -68,9 +68,9 @@ from attacks.equations.span import (
     combine,
     from_tokens_alone,
     hull_rows,
-    lacks_tokens,
+    lacks_token_equations,
     noise_edge,
-    off_the_visible,
+    off_rows,
     refine,
     token_equations,
     upload_span,
@@ -160,7 +160,7 @@ class MaskedSpan(Usual):
             return knowledge
         refined = knowledge
         for update, span in zip(view.updates, spans, strict=True):
-            if lacks_tokens(view, update) is None:
+            if lacks_token_equations(view, update) is None:
                 equations = token_equations(view, update, index)
                 refined = refine(replace(refined, hidden=span.hidden), equations)
         return replace(refined, hidden=knowledge.hidden)
@@ -241,7 +241,7 @@ class TokenSpan(Usual):
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why an upload lacks a gradient or has no equations of block 0, or None."""
-        refusals = (lacks_tokens(view, update) for update in view.updates)
+        refusals = (lacks_token_equations(view, update) for update in view.updates)
         return lacks_gradients(view, PATCH, QKV) or next(filter(None, refusals), None)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
@@ -338,9 +338,8 @@ class PixelLattice(Usual):
         if exact is not None:
             exact, order, seen = self._placed(view, index, exact, hidden)
             patches = _levelled(exact.patches, exact.unmixed.frame.colours, view)
-        if view.against == "input" and hidden.any():
-            patches[hidden] = patches[hidden].mean(0)
-        picture = to_images(patches, view.model.grid, view.model.patch_size)
+        shown = wanted(view, hidden, patches)
+        picture = to_images(shown, view.model.grid, view.model.patch_size)
         return picture, order, facts | seen
 
     def _placed(
@@ -360,8 +359,9 @@ class PixelLattice(Usual):
         if not 0 < count <= self.most or system.hidden_sum is None:
             return None
         span = upload_span(system, index, above_noise=ABOVE_NOISE)
-        rest = off_the_visible(system, index, system.total[index])
-        sums = off_the_visible(system, index, system.hidden_sum[index].unsqueeze(1))
+        visible = system.rows[index][~hidden]
+        rest = off_rows(system.total[index], visible)
+        sums = off_rows(system.hidden_sum[index].unsqueeze(1), visible)
         wide = hull_rows(rest, sums, count)
         if not len(wide):
             return None
@@ -477,7 +477,7 @@ def _levelled(patches: Tensor, colours: Reals, view: AttackerView) -> Tensor:
     open_levels = torch.from_numpy(colours).to(patches) / scale
     known = normalised(patches, pixels, size)
     knowledge = Knowledge(known, open_levels, torch.zeros(len(patches), dtype=torch.bool))
-    shifted = fewest_steps(knowledge, known, size, pixels).patches
+    shifted, _ = fewest_steps(knowledge, known, size, pixels)
     return ((255 * shifted).round() / 255).clamp(0, 1)
 
 

@@ -164,9 +164,9 @@ class PatchIntegers(PatchPriorAttack):
                 if free[step] > OPEN_AT_MOST:
                     continue
                 covariance = (directions * variance) @ directions.mT
-                found = whole_columns(levels[step].cpu().numpy(), covariance.cpu().numpy())
-                sure[step] = torch.from_numpy(found.doubt <= SURE).to(sure)
-                whole = torch.from_numpy(found.values).to(levels)
+                found, doubt = whole_columns(levels[step].cpu().numpy(), covariance.cpu().numpy())
+                sure[step] = torch.from_numpy(doubt <= SURE).to(sure)
+                whole = torch.from_numpy(found).to(levels)
                 levels[step] = torch.where(sure[step], whole, levels[step])
         solved = solution(view, system, (levels - zero) / scale, values)
         reasons = {

@@ -220,11 +220,11 @@ def _too_large(view: AttackerView, uploads: int) -> Refusal | None:
         )
     if uploads * (length - open_directions) > length:
         return None
-    hidden = f" + {masked} masked" if masked else ""
+    hidden = f" - {masked} masked" if masked else ""
     return Refusal(
         "underdetermined",
         f"{uploads} uploads leave {uploads} * (p - N (B - 1){' - k' if masked else ''}) = "
-        f"{uploads} * ({length} - {patches} * {batch - 1}{hidden.replace(' +', ' -')}) = "
+        f"{uploads} * ({length} - {patches} * {batch - 1}{hidden}) = "
         f"{uploads * (length - open_directions)} equations <= p = {length} unknowns of a patch: "
         f"they fit any picture; {way_out}, or give more uploads",
     )

@@ -209,9 +209,9 @@ def checked_reconstruction(answer: Any, view: AttackerView, count: int) -> Recon
         raise WrongAnswer(f"expected a Reconstruction, got {type(answer).__name__}")
     patches = view.model.grid.patches
     picture = (count, len(view.pixels.mean), *height_width(view.pixels.size))
-    images = _tensor("images", answer.images, picture, real=True)
-    mask = _tensor("mask", answer.mask, (count, patches), real=False)
-    permutation = _tensor("permutation", answer.permutation, (count, patches), real=False)
+    images = _tensor("images", answer.images, picture, "float")
+    mask = _tensor("mask", answer.mask, (count, patches), "whole")
+    permutation = _tensor("permutation", answer.permutation, (count, patches), "whole")
     if (
         permutation is not None
         and not 0 <= int(permutation.min()) <= int(permutation.max()) < patches
@@ -221,7 +221,7 @@ def checked_reconstruction(answer: Any, view: AttackerView, count: int) -> Recon
         kind = type(answer.diagnostics).__name__
         raise WrongAnswer(f"diagnostics: expected tensors by name, got {kind}")
     diagnostics = {
-        _diagnostic(name): _tensor(f"diagnostics[{name!r}]", values, (count,), real=None)
+        _diagnostic(name): _tensor(f"diagnostics[{name!r}]", values, (count,), "float", "whole")
         for name, values in answer.diagnostics.items()
     }
     return replace(
@@ -234,10 +234,10 @@ def checked_reconstruction(answer: Any, view: AttackerView, count: int) -> Recon
     )
 
 
-def _tensor(name: str, value: Any, shape: tuple[int, ...], *, real: bool | None) -> Tensor | None:
+def _tensor(name: str, value: Any, shape: tuple[int, ...], *kinds: str) -> Tensor | None:
     """The value without its graph, or None if it is None.
 
-    real: whether it must hold floating-point numbers, or whole ones or booleans; None: any of them
+    kinds  of numbers that it may hold: float, or whole, as booleans are
     """
     if value is None:
         return None
@@ -248,9 +248,8 @@ def _tensor(name: str, value: Any, shape: tuple[int, ...], *, real: bool | None)
             f"{shown(name, 60)}: expected the shape {shape}, got {tuple(value.shape)}"
         )
     kind = "float" if value.is_floating_point() else "complex" if value.is_complex() else "whole"
-    expected = {True: ("float",), False: ("whole",), None: ("float", "whole")}[real]
-    if kind not in expected:
-        words = " or ".join(expected)
+    if kind not in kinds:
+        words = " or ".join(kinds)
         raise WrongAnswer(f"{shown(name, 60)}: expected {words} numbers, got {value.dtype}")
     return value.detach()
 

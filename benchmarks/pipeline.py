@@ -27,7 +27,7 @@ from PIL import Image
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
-from attacks.breaching import reconstruct_one_by_one
+from attacks.breaching import april_one_by_one
 from benchmarks.april import one_by_one
 from benchmarks.page import (
     Row,
@@ -137,7 +137,7 @@ def attacked(model: LoadedModel, image: Tensor) -> np.ndarray:
     """One image through breaching's user and attacker: (H, W, 3) float32 in [0, 1]."""
     upload = one_by_one(model, ClientInput(image, torch.tensor([LABEL]), ["0"]))
     pixels = Pixels(SIZE, model.card.mean, model.card.std)
-    found = reconstruct_one_by_one(model, upload, pixels, model.cls_token.dtype)
+    found = april_one_by_one(model, upload, pixels, model.cls_token.dtype)
     return model.denormalize(found)[0].clamp(0, 1).permute(1, 2, 0).float().numpy()
 
 

@@ -95,11 +95,8 @@ def test_an_installed_package_attacks_and_reports_in_an_empty_folder(
         return said("-m", "mjp_privacy", *words)
 
     assert "configs/federated/minute.yaml" in mjp("list", "configs")
-    mjp("attack", "demo", "--limit", "1")
-    mjp("report", "results/demo", "--out", "report")
     page = empty / "results" / "demo" / "report" / "index.html"
-    assert page.as_uri() in mjp("demo", "--limit", "1")  # nothing is left to attack
-    for file in (page, empty / "report" / "index.html"):
-        assert file.stat().st_size > 10_000
+    assert page.as_uri() in mjp("demo", "--limit", "1")  # attacks, and reports
+    assert page.stat().st_size > 10_000
     place = said("-c", "import mjp_privacy, attacks; print(mjp_privacy.__file__)")
     assert Path(place.strip()).is_relative_to(environment)

@@ -196,7 +196,7 @@ def _shared(
     are flat patches', of other pictures too. Where one picture is masked while another is not their
     difference is not open, but they are rivals.
     """
-    anchored = all(bool(span.masked.gain > 0) for span in meeting.spans)
+    anchored = all(bool(span.gain[-1] > 0) for span in meeting.spans)
     hidden = ~visible.any(0)
     of_masked = max(int(hidden.sum()) - anchored, 0)
     count = 1 + round(max(meeting.open - of_masked, 0) / len(hidden))

@@ -34,6 +34,7 @@ from attacks.budget import spent
 from attacks.equations.block import PROJ
 from attacks.equations.layers import client_model
 from attacks.equations.patch_system import gradient
+from attacks.equations.span import off_rows
 from attacks.equations.token_peeling import SentGradient
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
@@ -90,8 +91,8 @@ class PatchOrder:
             return None
         grads = {name: gradient(view, update, name)[step] for name in names if name in update.grads}
         if others is not None:
-            basis = torch.linalg.qr(others.mT.to(grads[names[0]].dtype)).Q
-            grads = {name: sent - basis @ (basis.mT @ sent) for name, sent in grads.items()}
+            others = others.to(grads[names[0]].dtype)
+            grads = {name: off_rows(sent, others) for name, sent in grads.items()}
         sent = SentGradient.of(grads, [PROJ], tokens)
         if tokens >= min(sent.total.shape) or not len(sent.values):
             return None

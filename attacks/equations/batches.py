@@ -48,6 +48,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -58,8 +59,8 @@ from attacks.equations.completion import (
     conjugate_gradients,
     field_energy,
 )
-from attacks.equations.patch_system import PatchSystem, minimum_norm_solve
-from attacks.equations.span import Knowledge, noise_edge
+from attacks.equations.patch_system import PatchSystem, least_squares
+from attacks.equations.span import Knowledge, noise_edge, off_rows
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
@@ -68,31 +69,22 @@ WEAK = 3.0  # times the noise: a direction no stronger than this is one of the n
 
 
 @dataclass(frozen=True)
-class MaskedPatches:
-    """What the masked patches of all pictures have in common off S."""
-
-    complement: Tensor  # c (p,)
-    mixture: Tensor  # (q,)
-    gain: Tensor  # ()
-
-
-@dataclass(frozen=True)
 class BatchSpan:
-    """(I - P_S) x_i = C_i for the N positions of every picture of one upload; float64."""
+    """(I - P_S) x_i = C_i for the N positions of every picture of one upload, and, as one row more,
+    for the masked patches of all pictures; float64."""
 
     basis: Tensor  # V (q, p), orthonormal rows
-    complement: Tensor  # C (N, p); c where masked in all pictures
+    complement: Tensor  # C (N + 1, p), its last row c, as where masked in all pictures
     hidden: Tensor  # (N,) bool: masked in all pictures
     strength: Tensor  # (q,) singular values of H; infinite for a direction that is noise
     noise: float  # e
-    mixture: Tensor  # L V^T (N, q)
-    gain: Tensor  # (N,) by which errors of G enter a row of C
-    masked: MaskedPatches
+    mixture: Tensor  # L V^T (N + 1, q)
+    gain: Tensor  # (N + 1,) by which errors of G enter a row of C
     mixed: bool = False  # a position may be visible in one picture and masked in another
 
     def known(self, visible: Tensor) -> Tensor:
         """The right-hand sides (N, p) of a picture that is visible at these positions (N,)."""
-        return torch.where(visible.unsqueeze(-1), self.complement, self.masked.complement)
+        return torch.where(visible.unsqueeze(-1), self.complement[:-1], self.complement[-1])
 
     def off(self, patches: Tensor) -> Tensor:
         """(I - P_S) applied to rows (..., p)."""
@@ -107,8 +99,8 @@ class BatchSpan:
 
         visible  (N,) bool: the positions at which the picture is visible
         """
-        mixture = torch.where(visible.unsqueeze(-1), self.mixture, self.masked.mixture)
-        gain = torch.where(visible, self.gain, self.masked.gain)
+        mixture = torch.where(visible.unsqueeze(-1), self.mixture[:-1], self.mixture[-1])
+        gain = torch.where(visible, self.gain[:-1], self.gain[-1])
         lift = patches @ self.basis.mT - mixture
         return self.noise * ((lift / self.strength).square().sum(-1) + gain.square()).sqrt()
 
@@ -127,8 +119,7 @@ def batch_span(
     pooled = sums is not None and bool(sums.any())
     if sums is not None and pooled:
         rows = torch.cat((rows, sums[None]))
-    q = torch.linalg.qr(rows.mT).Q
-    _, s, vh = torch.linalg.svd(total - q @ (q.mT @ total), full_matrices=False)
+    _, s, vh = torch.linalg.svd(off_rows(total, rows), full_matrices=False)
     count = len(hidden) * (batch - 1) + int(hidden.sum()) - pooled
     count = max(0, min(count, len(s)))
     basis, strength = vh[:count], s[:count]
@@ -136,12 +127,12 @@ def batch_span(
     # A direction of this size is one of the noise: no patch lies in it, so nothing tilts it.
     strength = torch.where(strength > WEAK * noise, strength, torch.inf)
     identity = torch.eye(len(total)).to(total)
-    operator = minimum_norm_solve(rows[None], identity[None])[0][0]
+    operator = least_squares(rows, identity)
     masked = torch.cat((operator, operator.new_zeros(1, len(total))))[int((~hidden).sum())]
-    by_place = masked.expand(len(hidden), -1).clone()
-    by_place[~hidden] = operator[: int((~hidden).sum())]
-    solved, anchor = by_place @ total, masked @ total
-    lift, anchor_lift = solved @ basis.mT, anchor @ basis.mT
+    by_place = masked.expand(len(hidden) + 1, -1).clone()
+    by_place[:-1][~hidden] = operator[: int((~hidden).sum())]
+    solved = by_place @ total
+    lift = solved @ basis.mT
     return BatchSpan(
         basis,
         solved - lift @ basis,
@@ -150,7 +141,6 @@ def batch_span(
         noise,
         lift,
         by_place.norm(dim=1),
-        MaskedPatches(anchor - anchor_lift @ basis, anchor_lift, masked.norm()),
         can_mask and (sums is None or pooled),
     )
 
@@ -185,6 +175,7 @@ class Superposition:
     """What one upload says of the B pictures of its batch, and two guesses; normalised, float64."""
 
     span: BatchSpan
+    energy: FieldEnergy
     basis: Tensor  # (q, p) the directions of the span's basis that exceed the noise
     mean: Tensor  # (N, p)
     smoothest: Tensor  # (N, p)
@@ -194,10 +185,11 @@ class Superposition:
         rest = (batch * self.mean - self.smoothest) / max(batch - 1, 1)
         return torch.stack([self.smoothest, *[rest] * (batch - 1)])
 
-    def units(self, energy: FieldEnergy) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def units(self) -> tuple[Tensor, Tensor]:
         """Steps (q, p) along which patches of photographs have unit variance, and the L (q, q) that
         takes coordinates along the basis to such: L L^T = V Sigma^-1 V^T."""
-        root = torch.linalg.cholesky(self.basis @ energy.patch_precision @ self.basis.mT)
+        root = torch.linalg.cholesky(self.basis @ self.energy.patch_precision @ self.basis.mT)
         return torch.linalg.solve_triangular(root, self.basis, upper=False), root
 
 
@@ -212,10 +204,11 @@ def superposed(
     rows = system.rows[index]
     free = max(rows.shape[1] - int((~span.hidden).sum()), 1)  # D - v, what visible rows leave
     variance = span.strength[shown].square() / free
-    mixture = span.complement + span.mixture @ span.basis
+    mixture = span.complement[:-1] + span.mixture[:-1] @ span.basis
     mean = _most_probable_mean(rows, mixture, basis, variance, energy, update.batch)
     common = mixture - (mixture @ basis.mT) @ basis
-    return Superposition(span, basis, mean, complete(Knowledge(common, basis, span.hidden), energy))
+    smoothest = complete(Knowledge(common, basis, span.hidden), energy)
+    return Superposition(span, energy, basis, mean, smoothest)
 
 
 def _most_probable_mean(
@@ -287,11 +280,10 @@ def differences(systems: Sequence[PatchSystem], batch: int, precision: float) ->
     left, solved, weights = list[Tensor](), list[Tensor](), list[Tensor]()
     for system in systems:
         rows, total = system.rows[0], system.total[0]
-        q = torch.linalg.qr(rows.mT).Q
         noise = rounding_of(total, precision)
-        left.append((total - q @ (q.mT @ total)) / noise)
+        left.append(off_rows(total, rows) / noise)
         identity = torch.eye(len(total)).to(total)
-        operator = minimum_norm_solve(rows[None], identity[None])[0][0]
+        operator = least_squares(rows, identity)
         solved.append(operator @ total)
         weights.append((noise * operator.norm(dim=1, keepdim=True)).square().reciprocal())
     _, s, vh = torch.linalg.svd(torch.cat(left), full_matrices=False)

@@ -323,11 +323,6 @@ class Embedding:
         like = self.bias
         return found and TokenNorm(found.weight.to(like), found.bias.to(like), found.centres)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether no norm stands before or behind the linear layer."""
-        return self.before is None and self.after is None
-
     # the equations of one token, for patches n = anchor + y basis ---------------------------------
 
     def scaled(self, vectors: Tensor) -> Tensor:
@@ -402,11 +397,11 @@ class Embedding:
         ones = torch.full_like(inputs[:1], inputs.shape[1] ** -0.5)
         levels = Knowledge(contrasts, ones, ~known)
         patches = complete(levels, energy)
-        steps = fewest_steps(levels, patches, energy.patch_size, pixels)
-        patches = normalised(steps.patches, pixels, energy.patch_size)
-        black, white = (torch.full_like(patches, level) for level in (0.0, 1.0))
-        least = (normalised(black, pixels, energy.patch_size) - patches).amax(1, keepdim=True)
-        most = (normalised(white, pixels, energy.patch_size) - patches).amin(1, keepdim=True)
+        sparse, _ = fewest_steps(levels, patches, energy.patch_size, pixels)
+        patches = normalised(sparse, pixels, energy.patch_size)
+        scale, zero = normalisation(pixels, energy.patch_size, patches)
+        least = (-zero / scale - patches).amax(1, keepdim=True)
+        most = ((1 - zero) / scale - patches).amin(1, keepdim=True)
         room = (0 * least).clamp(least, most)
         patches = patches + torch.where(least <= most, room, (least + most) / 2)
         if bool(known.all()):

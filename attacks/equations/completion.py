@@ -40,7 +40,7 @@ from attacks.equations.patch_system import in_levels, least_squares, normalisati
 from attacks.equations.span import Knowledge
 from attacks.lattice.unmixing import Unmixed, unmix_differences
 from attacks.prior.files import find_prior
-from attacks.prior.gaussian import JITTER, GaussianPrior, cosine_basis
+from attacks.prior.gaussian import JITTER, GaussianPrior, cosine_basis, regular
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
@@ -68,14 +68,13 @@ class FieldEnergy:
         least = JITTER * float(spectrum.diagonal(dim1=-2, dim2=-1).mean())
         eye = torch.eye(spectrum.shape[-1], dtype=spectrum.dtype)
         covariance = prior.patch(patch_size, pixels)[1]
-        ridge = JITTER * float(covariance.diagonal().mean())
         height, width = height_width(pixels.size)
         return cls(
             torch.linalg.inv(spectrum + least * eye).permute(2, 3, 0, 1).contiguous(),
             cosine_basis(height),
             cosine_basis(width),
             prior.mean_colour(pixels),
-            torch.linalg.inv(covariance + ridge * torch.eye(len(covariance)).double()),
+            torch.linalg.inv(regular(covariance)),
             patch_size,
             Grid.of(pixels.size, patch_size),
         )
@@ -143,10 +142,8 @@ def complete(
 def complete_patchwise(knowledge: Knowledge, mean: Tensor, covariance: Tensor) -> Tensor:
     """Normalised patches (N, p), each the most probable by itself under N(mean, covariance)."""
     known, basis = knowledge.known, knowledge.basis
-    mean, covariance = mean.to(known), covariance.to(known)
-    ridge = JITTER * float(covariance.diagonal().mean())
-    precision = torch.linalg.inv(covariance + ridge * torch.eye(len(covariance)).to(covariance))
-    pull = (mean - known) @ precision @ basis.mT
+    precision = torch.linalg.inv(regular(covariance.to(known)))
+    pull = (mean.to(known) - known) @ precision @ basis.mT
     return known + torch.linalg.solve(basis @ precision @ basis.mT, pull.mT).mT @ basis
 
 
@@ -187,16 +184,13 @@ WHOLE = 0.1  # grey levels by which pixels of a kept patch may miss integers
 SPARSE_ROUNDS = 4  # at most, each with the patches kept that were found before
 
 
-@dataclass(frozen=True)
-class Sparse:
-    """A picture of patches in [0, 1], and which of them are known to be right."""
+def fewest_steps(
+    knowledge: Knowledge, start: Tensor, patch_size: int, pixels: Pixels
+) -> tuple[Tensor, Tensor]:
+    """The picture (N, p) of fewest steps in [0, 1], and which of its patches have whole grey levels
+    in every pixel, bool (N,), so that they are known to be right.
 
-    patches: Tensor  # (N, p)
-    whole: Tensor  # (N,) bool: whole grey levels in every pixel
-
-
-def fewest_steps(knowledge: Knowledge, start: Tensor, patch_size: int, pixels: Pixels) -> Sparse:
-    """The picture of fewest steps from the guess `start` (N, p), normalised, as is the knowledge.
+    start  a guess (N, p), normalised, as is the knowledge
 
     Patches that have come out whole are kept in further rounds, and the others start anew.
     """
@@ -214,7 +208,7 @@ def fewest_steps(knowledge: Knowledge, start: Tensor, patch_size: int, pixels: P
         kept = kept | whole
         levels = torch.where(kept.unsqueeze(1), (255 * levels).round() / 255, levels)
         problem = replace(problem, known=torch.where(kept.unsqueeze(1), levels, problem.known))
-    return Sparse(levels, whole_levels(levels))
+    return levels, whole_levels(levels)
 
 
 def whole_levels(levels: Tensor) -> Tensor:
@@ -317,14 +311,14 @@ def whole_picture(
     """Normalised patches (N, p): exact ones where they can be had, near the most probable picture
     `likely` (N, p), which is made anew for the others."""
     size = energy.patch_size
-    sparse = fewest_steps(knowledge, likely, size, pixels)
+    sparse, whole = fewest_steps(knowledge, likely, size, pixels)
     lattice = unmix_differences(knowledge.basis, pixels, size)
     kept = torch.zeros(len(likely), dtype=torch.bool, device=likely.device)
     patches = likely
-    if flat := 2 * int(sparse.whole.sum()) > len(likely):
-        patches = normalised(sparse.patches, pixels, size)
+    if flat := 2 * int(whole.sum()) > len(likely):
+        patches = normalised(sparse, pixels, size)
         if lattice is None or len(lattice.frame.colours):
-            kept = sparse.whole
+            kept = whole
     for _ in range(ROUNDS):
         if lattice is None or spent() or kept.all():
             break

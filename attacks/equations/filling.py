@@ -43,10 +43,10 @@ from attacks.equations.completion import (
     field_energy,
     whole_picture,
 )
-from attacks.equations.patch_system import PatchSystem, error_of, per_image, pictures
-from attacks.equations.span import Knowledge, noise_edge, off_the_visible
+from attacks.equations.patch_system import PatchSystem, error_of, of_steps
+from attacks.equations.span import Knowledge, noise_edge, off_rows
 from attacks.prior.files import patch_moments
-from attacks.prior.gaussian import JITTER, TINY, expected_square, noise_variance
+from attacks.prior.gaussian import TINY, noise_variance, regular
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction
 
 Completion = Literal["field", "patch", "none"]
@@ -145,11 +145,8 @@ class Solution:
             "open_directions": counts.masked_fill(torch.tensor(self.noisy), torch.nan),
             "always_masked": torch.stack([p.hidden.sum() for p in self.knowledge]).double(),
         }
-        return Reconstruction(
-            pictures(view, torch.stack(shown)),
-            mask=per_image(view, torch.stack([span.hidden for span in self.rounds[0]])),
-            diagnostics={name: per_image(view, values) for name, values in diagnostics.items()},
-        )
+        hidden = torch.stack([span.hidden for span in self.rounds[0]])
+        return of_steps(view, torch.stack(shown), hidden, diagnostics)
 
 
 def wanted(view: AttackerView, hidden: Tensor, patches: Tensor) -> Tensor:
@@ -170,7 +167,7 @@ NOTHING = 1e-12  # share of the norm below which a singular value counts as zero
 
 
 @dataclass(frozen=True)
-class Leak:
+class LeakingDirections:
     """The directions in which an upload's hidden patches show in G."""
 
     basis: Tensor  # b (k, p)
@@ -203,7 +200,7 @@ class NoisyUpload:
     hidden: Tensor  # (N,)
     precision: float  # 1 / t^2
     inside: float  # 1 / s^2, s the size of a hidden patch outside its span; 0: not used
-    leak: Leak
+    leak: LeakingDirections
     error: RowError
 
     @cached_property
@@ -260,16 +257,17 @@ def noisy_upload(
     """The upload of the picture at `index`; mean (p,) and covariance (p, p) of a patch."""
     row_error, total_error = (float(error_of(update, name)[index]) for name in (TABLE, PATCH))
     rows, total, hidden = system.rows[index], system.total[index], system.hidden[index]
-    energy = expected_square(mean, covariance)
+    energy = covariance.diagonal() + mean.square()  # E x^2 of every entry
     error = RowError(rows, row_error**2, total_error**2, float(energy.mean()), update.dtype)
     expected = error.total + error.rows * len(rows) * error.energy
-    rest, masked = off_the_visible(system, index, total), int(hidden.sum())
+    rest, masked = off_rows(total, rows[~hidden]), int(hidden.sum())
     edge = noise_edge(expected**0.5, max(rest.shape[0] - int((~hidden).sum()), 0), rest.shape[1])
     _, strengths, basis = torch.linalg.svd(rest, full_matrices=False)
     strengths, basis = strengths[:masked], basis[:masked]
     kept = strengths > max(LEAK**0.5 * edge, float(NOTHING * rest.norm()))  # of positive weights
     strengths, basis = strengths[kept], basis[kept]
-    leak = Leak(basis, 1 - LEAK * (edge / strengths).square(), strengths, total @ basis.mT)
+    weights = 1 - LEAK * (edge / strengths).square()
+    leak = LeakingDirections(basis, weights, strengths, total @ basis.mT)
     outside = leak.without(total)
     variance = _variance(expected, rows, outside, error)
     inside = 0.0
@@ -298,7 +296,7 @@ def most_probable(
     mean: Tensor,
     covariance: Tensor,
     field: FieldEnergy | None,
-    exact: Tensor | None = None,
+    exact: Tensor,
 ) -> Tensor:
     """The most probable patches (N, p), normalised.
 
@@ -317,7 +315,7 @@ def _solved(
     mean: Tensor,
     covariance: Tensor,
     field: FieldEnergy | None,
-    guess: Tensor | None,
+    guess: Tensor,
 ) -> Tensor:
     """The patches (N, p) that minimise the quadratic for fixed rows and leaks."""
     precision, inverse = _patches_alone(uploads, covariance)
@@ -331,8 +329,7 @@ def _solved(
         return torch.stack([upload.force(patches) for upload in uploads]).sum(0) + prior
 
     force_at_centre = torch.stack([upload.force(centre) for upload in uploads]).sum(0)
-    start = None if guess is None else guess - centre
-    return centre + _conjugate_gradients(apply, pull - force_at_centre, inverse, start)
+    return centre + _conjugate_gradients(apply, pull - force_at_centre, inverse, guess - centre)
 
 
 def _patches_alone(
@@ -340,11 +337,10 @@ def _patches_alone(
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Sigma_p^-1, and the inverse of S (x) M + I (x) Sigma_p^-1 as it applies to (N, p)."""
     identity = torch.eye(len(covariance)).to(uploads[0].rows)
-    covariance = covariance.to(identity)
+    covariance = regular(covariance.to(identity))
     mean_outside = torch.stack([upload.leak.without(identity) for upload in uploads]).mean(0)
     weights = [u.weight + torch.diag(u.inside * u.hidden.to(identity)) for u in uploads]
     s, u = torch.linalg.eigh(torch.stack(weights).sum(0))  # S = U diag(s) U^T
-    covariance = covariance + JITTER * float(covariance.diagonal().mean()) * identity
     root = torch.linalg.cholesky(covariance)
     m, w = torch.linalg.eigh(root.mT @ mean_outside @ root)
     v = root @ w  # V^T Sigma_p^-1 V = I, V^T M V = diag(m)
@@ -360,7 +356,7 @@ def _conjugate_gradients(
     apply: Callable[[Tensor], Tensor],
     wanted: Tensor,
     inverse: Callable[[Tensor], Tensor],
-    guess: Tensor | None,
+    guess: Tensor,
 ) -> Tensor:
     """The solution X of apply(X) = wanted, `inverse` being the preconditioner.
 
@@ -371,12 +367,11 @@ def _conjugate_gradients(
     shaped = inverse(residual)
     product = (residual * shaped).sum()
     target = TOLERANCE**2 * product
-    if guess is not None:
-        pulled = apply(guess)
-        if (guess * (pulled / 2 - wanted)).sum() < 0:  # the quadratic at X = 0 is 0
-            solution, residual = guess, wanted - pulled
-            shaped = inverse(residual)
-            product = (residual * shaped).sum()
+    pulled = apply(guess)
+    if (guess * (pulled / 2 - wanted)).sum() < 0:  # the quadratic at X = 0 is 0
+        solution, residual = guess, wanted - pulled
+        shaped = inverse(residual)
+        product = (residual * shaped).sum()
     direction = shaped
     for _ in range(STEPS):
         moved = apply(direction)

@@ -40,7 +40,7 @@ from attacks.budget import spent
 from attacks.equations import QKV
 from attacks.equations.batches import differences, superposed
 from attacks.equations.completion import complete, field_energy
-from attacks.equations.layers import FOUND, LayerSpans, StepUpload, rectangles
+from attacks.equations.layers import LayerSpans, StepUpload, rectangles
 from attacks.equations.patch_system import gradient, in_levels, normalised, patch_system
 from attacks.equations.span import Knowledge, TokenEquations, sees_a_norm, token_equations
 from attacks.jigsaw import sorted_into_pictures
@@ -48,7 +48,7 @@ from attacks.lattice.cost import Frame, Places, Reals
 from attacks.lattice.search import Moves, short_vectors, sums_of
 from attacks.lattice.unmixing import COARSE, Unmixed, unmix_differences
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
-from mjp_privacy.models.jigsaw import Grid, to_images
+from mjp_privacy.models.jigsaw import Grid
 
 CLOSE = 8.0
 """Units of rounding by which both lengths may differ, times |gamma| / |P b|: so much a small bias b
@@ -93,9 +93,8 @@ class NormTest:
     def along(self, steps: Reals) -> LatticeTest:
         """The same for sums of integer steps (r, p)."""
         pushed = self._centred(torch.from_numpy(steps / self.frame.gain), 0.0)
-        return LatticeTest(
-            self, pushed.numpy(), (pushed @ pushed.mT).numpy() / pushed.shape[1], self._told(pushed)
-        )
+        gram = (pushed @ pushed.mT).numpy() / pushed.shape[1]
+        return LatticeTest(self, steps, pushed.numpy(), gram, self._told(pushed))
 
     def at(self, patch: Reals, place: int) -> tuple[Reals, float, float]:
         """z (D,) of a patch (p,) in grey levels, centred; its squared length and the s told."""
@@ -120,6 +119,7 @@ class LatticeTest:
     """The test of patches that are a given one and a sum of a few steps."""
 
     test: NormTest
+    steps: Reals  # (r, p)
     pushed: Reals  # (r, D) what each step adds to z
     gram: Reals  # (r, r)
     told: Reals  # (r,) what each step adds to the s that is told
@@ -136,6 +136,31 @@ class LatticeTest:
         true = np.sqrt(np.maximum(lengths, self.test.eps))
         away = abs(told + (signs * self.told[rows]).sum(1) - true)
         return np.flatnonzero(away <= self.test.close * true)
+
+    def neighbours(self, place: int, starts: Reals, batch: int, furthest: int) -> Reals:
+        """The patches (m, p) of one position, about `batch`, that pass and are at most so many
+        steps from one that is given or found; nearest first."""
+        found: list[Reals] = []
+        for size in range(furthest + 1):
+            found = [patch for start in starts for patch in self._passing(place, start, size)]
+            if found:
+                break
+        found = list(_distinct(found)) if found else []
+        looked = [0] * len(found)  # the sizes of sums that were tried around each patch
+        while len(found) < batch and looked and min(looked) < furthest and not spent():
+            around = looked.index(min(looked))
+            looked[around] += 1
+            more = self._passing(place, found[around], looked[around])
+            found = list(_distinct([*found, *more]))
+            looked += [0] * (len(found) - len(looked))
+        return np.stack(found) if found else starts[:0]
+
+    def _passing(self, place: int, start: Reals, size: int) -> Reals:
+        """The patches that pass the test and are `size` steps away from a start."""
+        rows, signs = sums_of(len(self.steps), size)
+        passed = self.passed(start, place, rows, signs)
+        steps = np.einsum("nk,nkp->np", signs[passed], self.steps[rows[passed]])
+        return _inside(start + steps)
 
 
 # the patches of each position ---------------------------------------------------------------------
@@ -157,9 +182,9 @@ class BatchPatches:
     @classmethod
     def of(cls, lattice: Unmixed, test: NormTest | None) -> BatchPatches:
         """The search in a lattice of differences (`lattice.unmixing.unmix_differences`)."""
-        parts = lattice.frame.parts()
-        steps, _ = short_vectors(parts, np.rint(255 * lattice.patches[1:].numpy()))
-        moves = Moves.of(lattice.frame, parts, np.vstack((0 * steps[:1], steps)))
+        basis = np.rint(255 * lattice.patches[1:].numpy())
+        steps, _ = short_vectors(lattice.frame.parts, basis)
+        moves = Moves.of(lattice.frame, np.vstack((0 * steps[:1], steps)))
         return cls(lattice, steps, moves, test)
 
     def found(self, known: Tensor, guesses: Sequence[Tensor], batch: int) -> list[Reals]:
@@ -171,8 +196,8 @@ class BatchPatches:
         starts = self._starts(known, guesses)
         if self.test is None:
             return [self._likeliest(each, batch) for each in starts]
-        near = Neighbours(self.test.along(self.steps), self.steps, FURTHEST)
-        found = [near.of(place, each, batch) for place, each in enumerate(starts)]
+        near = self.test.along(self.steps)
+        found = [near.neighbours(place, each, batch, FURTHEST) for place, each in enumerate(starts)]
         for _ in range(LOOKS):
             lacking = [place for place, each in enumerate(found) if len(each) < batch]
             pairs = [(each, *np.triu_indices(len(each), 1)) for each in found]
@@ -180,11 +205,11 @@ class BatchPatches:
             if not lacking or not own or spent():
                 break
             steps = _distinct([*self.steps, *own])
-            wide = Neighbours(self.test.along(steps), steps, FURTHEST - 1)
+            wide = self.test.along(steps)
             before = sum(map(len, found))
             for place in lacking:
                 tried = found[place] if len(found[place]) else starts[place]
-                found[place] = wide.of(place, tried, batch)
+                found[place] = wide.neighbours(place, tried, batch, FURTHEST - 1)
             if sum(map(len, found)) == before:
                 break
         return [self._best(each, batch) for each in found]
@@ -220,39 +245,6 @@ class BatchPatches:
         return patches[order[:count]]
 
 
-@dataclass(frozen=True)
-class Neighbours:
-    """Patches that pass the test and are a few steps from one that is given or found."""
-
-    test: LatticeTest
-    steps: Reals  # (r, p)
-    furthest: int  # steps, at most
-
-    def of(self, place: int, starts: Reals, batch: int) -> Reals:
-        """The patches (m, p) of one position, about `batch`; nearest first."""
-        found: list[Reals] = []
-        for size in range(self.furthest + 1):
-            found = [patch for start in starts for patch in self._passing(place, start, size)]
-            if found:
-                break
-        found = list(_distinct(found)) if found else []
-        looked = [0] * len(found)  # the sizes of sums that were tried around each patch
-        while len(found) < batch and looked and min(looked) < self.furthest and not spent():
-            around = looked.index(min(looked))
-            looked[around] += 1
-            more = self._passing(place, found[around], looked[around])
-            found = list(_distinct([*found, *more]))
-            looked += [0] * (len(found) - len(looked))
-        return np.stack(found) if found else starts[:0]
-
-    def _passing(self, place: int, start: Reals, size: int) -> Reals:
-        """The patches that pass the test and are `size` steps away from a start."""
-        rows, signs = sums_of(len(self.steps), size)
-        passed = self.test.passed(start, place, rows, signs)
-        steps = np.einsum("nk,nkp->np", signs[passed], self.steps[rows[passed]])
-        return _inside(start + steps)
-
-
 def _inside(patches: Reals) -> Reals:
     """Those whose pixels are all within 0...255."""
     return patches[((patches >= 0) & (patches <= 255)).all(1)]
@@ -283,7 +275,10 @@ def exchanged(pictures: Tensor, grid: Grid, shares: Shares, enough: float) -> tu
     for _ in range(EXCHANGES):
         rest = [place for place, share in enumerate(outside.tolist()) if share > enough]
         best = max(
-            (_best(pictures, outside, *pair, regions, shares) for pair in combinations(rest, 2)),
+            (
+                _best_exchange(pictures, outside, *pair, regions, shares)
+                for pair in combinations(rest, 2)
+            ),
             key=lambda trial: trial[0],
             default=None,
         )
@@ -294,7 +289,7 @@ def exchanged(pictures: Tensor, grid: Grid, shares: Shares, enough: float) -> tu
     return pictures, outside
 
 
-def _best(
+def _best_exchange(
     pictures: Tensor, outside: Tensor, first: int, second: int, regions: Tensor, shares: Shares
 ) -> tuple[float, list[int], Tensor, Tensor]:
     """The exchange between two pictures that gains most: by how much the logarithms of what lies
@@ -338,7 +333,8 @@ class LatticePictures:
         Verified ones are taken out of the uploads, and the smaller batch that is left is looked at
         again. What tests patches and pictures is the whole upload: taking out adds errors."""
         found, whole = list[BatchPicture](), uploads[0]
-        spans = LayerSpans.of(whole.model, whole.grads, whole.update.batch)
+        sent = whole.update
+        spans = LayerSpans.of(whole.model, whole.grads, sent.batch, sent.dtype)
         while batch := uploads[0].update.batch:
             left = self._looked_at(uploads, whole, spans)
             sure = [picture for picture in left if math.isfinite(picture.outside)]
@@ -357,7 +353,7 @@ class LatticePictures:
         systems = [patch_system(self.view, upload.update) for upload in uploads]
         known = differences(systems, batch, torch.finfo(first.update.dtype).eps)
         energy = field_energy(self.prior, self.view.model.patch_size, self.view.pixels)
-        smoothest = complete(known, energy.on(known.known.device))
+        smoothest = complete(known, energy)
         mean = smoothest
         _, places, width = systems[0].rows.shape
         if places * batch <= width:
@@ -395,24 +391,20 @@ class LatticePictures:
         self, whole: StepUpload, spans: LayerSpans | None, pictures: Tensor, by_lattice: bool
     ) -> list[BatchPicture]:
         """The pictures (B, N, p) after exchanges of patches, verified where they pass."""
-        model = whole.model
         if spans is None:
             return [BatchPicture(picture, math.nan, by_lattice) for picture in pictures]
 
         def shares(some: Tensor) -> Tensor:
             """What share of the layers' inputs of pictures (m, N, p) lies outside, (m,)."""
             with torch.no_grad():
-                seen = to_images(some, model.grid, model.patch_size)
-                return spans.off(seen.to(model.like)).double()
+                return spans.off(some).double()
 
-        enough = FOUND * torch.finfo(whole.update.dtype).eps ** 2
-        pictures, outside = exchanged(pictures, model.grid, shares, enough)
+        pictures, outside = exchanged(pictures, whole.model.grid, shares, spans.enough)
         verified = list[Tensor]()  # a picture that comes twice says nothing of the second place
         judged = list[BatchPicture]()
         for picture, share in zip(pictures, outside.tolist(), strict=True):
-            seen = to_images(picture[None], model.grid, model.patch_size).to(model.like)
-            passes = share <= enough and not any(picture.equal(other) for other in verified)
-            passes = passes and spans.sees_mixtures(seen, enough)
+            passes = share <= spans.enough and not any(picture.equal(other) for other in verified)
+            passes = passes and spans.sees_mixtures(picture)
             verified += [picture] if passes else []
             judged.append(BatchPicture(picture, share if passes else math.nan, by_lattice))
         return judged

@@ -42,11 +42,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attacks.budget import spent
 from attacks.equations import HEAD, TABLE
 from attacks.equations.batches import Superposition
-from attacks.equations.completion import FieldEnergy
 from attacks.equations.patch_system import gradient, lbfgs, patch_system, weights
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Refusal
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
+from mjp_privacy.models.jigsaw import Grid, to_images
 from mjp_privacy.models.vit import copied, input_of, pictures_first
 
 GAP = 30.0
@@ -104,11 +103,17 @@ class LayerSpans:
     """By layer, (T,): what noise moves of each direction of the basis out of the true span, squared
     and expected: its variance on an entry, (width - T) times, over the singular value squared."""
     batch: int
+    enough: float  # the share of inputs that may lie outside whatever the noise
 
     @classmethod
-    def of(cls, model: MJPVisionTransformer, grads: Grads, batch: int) -> LayerSpans | None:
+    def of(
+        cls, model: MJPVisionTransformer, grads: Grads, batch: int, dtype: torch.dtype
+    ) -> LayerSpans | None:
         """The spans in one step's gradients (*shape) of at most `batch` pictures, of layers that
-        show as many tokens as any does; None where none of the first blocks' shows any."""
+        show as many tokens as any does; None where none of the first blocks' shows any.
+
+        dtype  in which the client computed
+        """
         tokens, bases, doubts = batch * model.tokens, {}, {}
         layers = layers_of(model)
         with torch.no_grad(), inputs_of(model, layers) as seen:
@@ -127,71 +132,78 @@ class LayerSpans:
                 doubts[name] = variance * free / s[:shown].square()
         most = max(map(len, bases.values()), default=0)
         bases = {name: basis for name, basis in bases.items() if len(basis) == most}
-        return cls(model, bases, doubts, batch) if bases else None
+        enough = FOUND * torch.finfo(dtype).eps ** 2
+        return cls(model, bases, doubts, batch, enough) if bases else None
 
     def off(self, pictures: Tensor) -> Tensor:
         """What share of the layers' inputs lies outside their spans, squared, the mean over layers;
-        (m,) for normalised pictures (m, C, H, W)."""
+        (m,) for normalised pictures (m, N, p)."""
         of_layers = self._outside(pictures)
         return torch.stack([rest.sum(1) / length.sum(1) for rest, length in of_layers]).mean(0)
+
+    def share(self, picture: Tensor) -> float:
+        """The same of one picture (N, p)."""
+        with torch.no_grad():
+            return float(self.off(picture[None]))
+
+    def _inputs(self, pictures: Tensor) -> dict[str, Tensor]:
+        """The layers' inputs (m, T, width) for pictures (m, N, p)."""
+        images = to_images(pictures, self.model.grid, self.model.patch_size)
+        with inputs_of(self.model, self.bases) as seen:
+            through_blocks(self.model, images.to(self.model.like))
+            return {name: seen[name] for name in self.bases}
 
     def _outside(self, pictures: Tensor) -> list[tuple[Tensor, Tensor]]:
         """By layer, what of each token's input (m, T) lies outside, and that input, squared."""
         found = list[tuple[Tensor, Tensor]]()
-        with inputs_of(self.model, self.bases) as seen:
-            through_blocks(self.model, pictures)
-            for name, basis in self.bases.items():
-                inputs = seen[name]
-                basis = basis.to(inputs)
-                rest = inputs - (inputs @ basis.mT) @ basis
-                found.append((rest.square().sum(2), inputs.detach().square().sum(2)))
+        for name, inputs in self._inputs(pictures).items():
+            basis = self.bases[name].to(inputs)
+            rest = inputs - (inputs @ basis.mT) @ basis
+            found.append((rest.square().sum(2), inputs.detach().square().sum(2)))
         return found
 
-    def sees_mixtures(self, picture: Tensor, enough: float) -> bool:
-        """Whether a mixture of the batch's pictures would not pass, as one picture (1, C, H, W)
-        shows."""
-        return self.batch == 1 or self.is_coherent(picture, enough)
+    def sees_mixtures(self, picture: Tensor) -> bool:
+        """Whether a mixture of the batch's pictures would not pass, as one picture (N, p) shows."""
+        return self.batch == 1 or self.is_coherent(picture)
 
-    def is_coherent(self, picture: Tensor, enough: float) -> bool:
-        """Whether every part of a picture (1, C, H, W), one patch or several such as a window of
+    def is_coherent(self, picture: Tensor) -> bool:
+        """Whether every part of a picture (N, p), one patch or several such as a window of
         attention, shows in tokens of the rest: else another picture's part could stand there. Each
         patch in turn is exchanged for the one that is least like it.
 
         Where a new network's branches are nearly nothing, its tokens do not see each other.
         """
-        patches, size = to_patches(picture[0], self.model.patch_size), self.model.patch_size
+        patches = picture.to(self.model.like)
         places = torch.arange(len(patches), device=patches.device)
         trials = patches.expand(len(patches), -1, -1).clone()
         trials[places, places] = patches[torch.cdist(patches, patches).argmax(1)]
         shown = list[Tensor]()
         with torch.no_grad():
             for some in trials.split(AT_ONCE):
-                of_layers = self._outside(to_images(some, self.model.grid, size))
+                of_layers = self._outside(some)
                 parts = [rest / length.sum(1, keepdim=True) for rest, length in of_layers]
                 shown.append(torch.stack(parts).mean(0))
-            own = float(self.off(picture))
         shares = torch.cat(shown).double()  # (N, T): what of each patch's exchange each token shows
         shares[places, self.model.prefix + places] = 0
         least = shares.sum(1).min(0)
-        trial = to_images(trials[least.indices][None], self.model.grid, size)
+        trial = trials[least.indices]
         shows = min(float(least.values), smallest_cut(_tied(shares, self.model.prefix)))
-        return shows > DOUBTED * own and not self.fits(trial, shows, enough)
+        return shows > DOUBTED * self.share(patches) and not self.fits(trial, shows)
 
-    def passes(self, picture: Tensor, share: float, enough: float) -> bool:
+    def passes(self, picture: Tensor, share: float) -> bool:
         """Whether a picture fits that counts as found, because no mixture would."""
-        return self.fits(picture, share, enough) and self.sees_mixtures(picture, enough)
+        return self.fits(picture, share) and self.sees_mixtures(picture)
 
-    def fits(self, picture: Tensor, share: float, enough: float) -> bool:
-        """Whether a normalised picture (1, C, H, W) of which this share lies outside lies in the
-        spans: as `enough` says, or as noise would have it of this picture."""
-        if share <= enough or share > MOST:
-            return share <= enough
+    def fits(self, picture: Tensor, share: float) -> bool:
+        """Whether a normalised picture (N, p) of which this share lies outside lies in the spans:
+        as `enough` says, or as noise would have it of this picture."""
+        if share <= self.enough or share > MOST:
+            return share <= self.enough
         expected = []
-        with torch.no_grad(), inputs_of(self.model, self.bases) as seen:
-            through_blocks(self.model, picture)
-            for name, basis in self.bases.items():
-                inputs = seen[name][0].double()
-                outside = (inputs @ basis.mT).square() @ self.doubts[name]  # of each, expected
+        with torch.no_grad():
+            for name, seen in self._inputs(picture[None]).items():
+                inputs = seen[0].double()
+                outside = (inputs @ self.bases[name].mT).square() @ self.doubts[name]
                 expected.append(outside.sum() / inputs.square().sum())
         return share <= DOUBTED * float(torch.stack(expected).mean())
 
@@ -275,52 +287,48 @@ Stages = Sequence[tuple[float, int]]
 
 @dataclass
 class LayerSearch:
-    """A search for one picture: LayerSearch(spans, guess, energy).found(2, 12, 1e-9, generator)."""
+    """A search for one picture: LayerSearch(spans, guess).found(12, generator)."""
 
     spans: LayerSpans
     guess: Superposition
-    energy: FieldEnergy
 
     def __post_init__(self) -> None:
         basis, mean = self.guess.basis, self.guess.mean
-        self.units, root = self.guess.units(self.energy)
+        self.units, root = self.guess.units
+        self.energy = self.guess.energy
         self.back = basis.mT @ root
         self.known = mean - (mean @ basis.mT) @ basis
         self.centre = self.energy.mean.repeat_interleave(self.energy.patch_size**2)
 
-    def found(
-        self, batch: int, searches: int, enough: float, generator: torch.Generator
-    ) -> tuple[Tensor, float] | None:
-        """Patches (N, p) of one picture and its share, at most `enough`; None where so many
-        searches find none, or a mixture would look like one."""
+    def found(self, searches: int, generator: torch.Generator) -> tuple[Tensor, float] | None:
+        """Patches (N, p) of one picture and its share, which fits; None where so many searches
+        find none, or a mixture would look like one."""
         if not len(self.units):
-            mean = self.guess.mean
-            share = self._share(mean)
-            passes = self.spans.passes(self._seen(mean.unsqueeze(0)), share, enough)
-            return (mean, share) if passes else None
+            mean, share = self.guess.mean, self.spans.share(self.guess.mean)
+            return (mean, share) if self.spans.passes(mean, share) else None
         group, pool = list[Tensor](), list[Tensor]()
-        for start in self._starts(batch, searches, group, generator):
+        for start in self._starts(searches, group, generator):
             patches, share = self._descended(start, STAGES)
             group.append(patches)
             pool.append(patches)
-            if not self._fits(patches, share, enough) and len(pool) > 1:
+            if not self.spans.fits(patches, share) and len(pool) > 1:
                 patches, share = self._recombined(patches, torch.stack(pool[-MATES:]))
                 patches, share = self._descended(patches, STAGES[-1:])
-            if self._fits(patches, share, enough):
-                if not self.spans.sees_mixtures(self._seen(patches.unsqueeze(0)), enough):
+            if self.spans.fits(patches, share):
+                if not self.spans.sees_mixtures(patches):
                     return None  # so that no other search tells a picture, either
                 spans = replace(self.spans, model=copied(self.spans.model).double())
-                precisely = LayerSearch(spans, self.guess, self.energy)
-                return precisely._descended(patches, STAGES[-1:])
+                return LayerSearch(spans, self.guess)._descended(patches, STAGES[-1:])
             if spent():
                 return None
         return None
 
     def _starts(
-        self, batch: int, searches: int, group: list[Tensor], generator: torch.Generator
+        self, searches: int, group: list[Tensor], generator: torch.Generator
     ) -> Iterator[Tensor]:
         """Patches (N, p) to start from: B at a time, the first a guess or a random picture, the
         others what the mean picture leaves for them after the `group` found so far."""
+        batch = self.spans.batch
         smoothest, rest = self.guess.pictures(batch)[:2]
         first = [rest, smoothest, self.guess.mean]
         for _ in range(searches):
@@ -337,32 +345,21 @@ class LayerSearch:
     def _recombined(self, start: Tensor, pool: Tensor) -> tuple[Tensor, float]:
         """A picture (N, p) and its share: `start` after rectangles of patches were exchanged one by
         one for those of the pool (K, N, p), as long as that lessens what lies outside."""
-        best, least = start, self._share(start)
+        best, least = start, self.spans.share(start)
         regions = rectangles(self.spans.model.grid).to(start.device)
         at_once = max(1, AT_ONCE // len(pool))
         for _ in range(EXCHANGES):
             better = least, best
             for some in regions.split(at_once):
                 trials = torch.where(some[:, None, :, None], pool, best).flatten(0, 1)
-                shares = self._shares(trials)
+                with torch.no_grad():
+                    shares = self.spans.off(trials)
                 if float(shares.min()) < better[0]:
                     better = float(shares.min()), trials[shares.argmin()]
             if better[0] >= least or spent():
                 break
             least, best = better
         return best, least
-
-    def _shares(self, pictures: Tensor) -> Tensor:
-        """What lies outside for each picture (K, N, p), (K,)."""
-        with torch.no_grad():
-            return self.spans.off(self._seen(pictures))
-
-    def _fits(self, patches: Tensor, share: float, enough: float) -> bool:
-        return self.spans.fits(self._seen(patches.unsqueeze(0)), share, enough)
-
-    def _share(self, patches: Tensor) -> float:
-        """What lies outside for one picture (N, p)."""
-        return float(self._shares(patches.unsqueeze(0)))
 
     def _descended(self, start: Tensor, stages: Stages) -> tuple[Tensor, float]:
         """The local minimum near a start, and its share."""
@@ -391,7 +388,7 @@ class LayerSearch:
             nonlocal scale, least
             optimizer.zero_grad()
             patches = self._patches(moves)
-            outside = self.spans.off(self._seen(patches.unsqueeze(0)))[0].double()
+            outside = self.spans.off(patches.unsqueeze(0))[0].double()
             total, share = outside, float(outside.detach())
             if share < least[0]:
                 least = share, moves.detach().clone()
@@ -410,12 +407,7 @@ class LayerSearch:
         if not weight:
             with torch.no_grad():
                 moves.copy_(least[1])
-        return self._share(self._patches(moves.detach()))
-
-    def _seen(self, pictures: Tensor) -> Tensor:
-        """Pictures (m, N, p) as (m, C, H, W) in the model's precision."""
-        seen = to_images(pictures, self.energy.grid, self.energy.patch_size)
-        return seen.to(self.spans.model.like)
+        return self.spans.share(self._patches(moves.detach()))
 
 
 @cache

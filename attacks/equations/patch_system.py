@@ -100,7 +100,7 @@ def located(view: AttackerView, update: ClientUpdate) -> Tensor:
         return _table_noise(table, update.position_noise, view.model.rows_of_patches)[1]
     rows = patch_rows(view.model, gradient(view, update, TABLE))
     several = can_mask and update.steps > 1  # rows of later steps alone, which are smaller, as well
-    hidden = zero_rows(rows, rounding_error(view, update) if several else 0.0)
+    hidden = zero_rows(rows, table_rounding(view, update) if several else 0.0)
     if update.kind == "weight_difference" and update.weight_decay and can_mask:
         own = patch_rows(view.model, weights(view, update)[TABLE].double().unsqueeze(0))
         step = DECAYED * torch.finfo(update.dtype).eps * own.square().mean(-1).sqrt()
@@ -133,7 +133,7 @@ def is_disturbed(update: ClientUpdate) -> bool:
     return bool(update.noise or update.rounding) or update.autocast != "none"
 
 
-def rounding_error(view: AttackerView, update: ClientUpdate) -> float:
+def table_rounding(view: AttackerView, update: ClientUpdate) -> float:
     """How far rounded weights may put an entry of the table's gradient off; 0 for a gradient."""
     if update.kind == "gradient":
         return 0.0
@@ -194,7 +194,7 @@ def localization_part(
     sent, own = rows.sum(-1, keepdim=True), part.sum(-1, keepdim=True)
     half = HALF.get(update.autocast, update.dtype)
     rounded = ROUNDING * torch.finfo(half).eps * (rows.norm(dim=-1) + part.norm(dim=-1))
-    level = (error_of(update, TABLE).square() + rounding_error(view, update) ** 2).unsqueeze(-1)
+    level = (error_of(update, TABLE).square() + table_rounding(view, update) ** 2).unsqueeze(-1)
     error = (rounded.square() + rows.shape[-1] * level).sqrt().unsqueeze(-1)
     whole = own.square().sum(1, keepdim=True).clamp_min(torch.finfo(own.dtype).tiny)
     share = (sent * own).sum(1, keepdim=True) / whole
@@ -307,9 +307,16 @@ def solution(
     values: the singular values of the system's rows
     """
     facts = condition_and_rank(system.rows, view.updates[0].dtype, values)
+    return of_steps(view, patches, system.hidden, facts)
+
+
+def of_steps(
+    view: AttackerView, patches: Tensor, hidden: Tensor, facts: Mapping[str, Tensor]
+) -> Reconstruction:
+    """A picture (n, N, p), a mask (n, N) and diagnostics (n,) of each step, for all its images."""
     return Reconstruction(
         pictures(view, patches),
-        mask=per_image(view, system.hidden),
+        mask=per_image(view, hidden),
         diagnostics={name: per_image(view, fact) for name, fact in facts.items()},
     )
 

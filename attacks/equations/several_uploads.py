@@ -37,7 +37,7 @@ from attacks.equations.span import (
     TINY,
     Knowledge,
     combine,
-    off_the_visible,
+    off_rows,
     upload_span,
 )
 
@@ -107,8 +107,8 @@ class SeveralUploads:
         system = PatchSystem(self.rows[:, rest], left_over, self.unknown[:, rest], self.sums)
         # The sum of hidden rows is like one more pixel, which is 1 in every patch.
         left = left_over if self.sums is None else torch.cat((left_over, self.sums[..., None]), 2)
-        for upload, hidden in enumerate(system.hidden.sum(1).tolist()):
-            over = torch.linalg.svdvals(off_the_visible(system, upload, left[upload]))[hidden:]
+        for columns, rows, hidden in zip(left, system.rows, system.hidden, strict=True):
+            over = torch.linalg.svdvals(off_rows(columns, rows[~hidden]))[int(hidden.sum()) :]
             if bool((over > CONTRADICTS * self.noise).any()):
                 return None
         span = combine([upload_span(system, upload) for upload in range(len(self.rows))])

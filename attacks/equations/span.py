@@ -44,7 +44,7 @@ from attacks.equations.patch_system import (
     PatchSystem,
     error_of,
     gradient,
-    minimum_norm_solve,
+    least_squares,
     no_gradient,
     patch_rows,
     too_few_equations,
@@ -100,7 +100,7 @@ def upload_span(
         inside, r = turned[: len(visible)], r[: len(visible)]
         inside = inside - (inside @ basis.mT) @ basis
         if bool((r.diagonal() == 0).any()):  # dependent rows, as where quantisation leaves a zero
-            solved = minimum_norm_solve(r.mT.unsqueeze(0), inside.unsqueeze(0))[0][0]
+            solved = least_squares(r.mT, inside)
         else:
             solved = torch.linalg.solve_triangular(r, inside, upper=True)
         complement[~hidden] = solved - (solved @ basis.mT) @ basis
@@ -116,9 +116,9 @@ def _doubt(mixed: Tensor, basis: Tensor, error: float) -> Tensor:
     return vectors * (least / strengths.clamp_min(least)) @ vectors.mT
 
 
-def off_the_visible(system: PatchSystem, index: int, columns: Tensor) -> Tensor:
-    """(I - Q Q^T) columns (D, K): their part outside the span of the visible rows of A."""
-    q = torch.linalg.qr(system.rows[index][~system.hidden[index]].mT).Q
+def off_rows(columns: Tensor, rows: Tensor) -> Tensor:
+    """(I - Q Q^T) columns (D, K): their part outside the span of rows (R, D)."""
+    q = torch.linalg.qr(rows.mT).Q
     return columns - q @ (q.mT @ columns)
 
 
@@ -219,7 +219,7 @@ class TokenEquations:
         return -self.system @ (known @ self.weight.mT + added).mT
 
 
-def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
+def lacks_token_equations(view: AttackerView, update: ClientUpdate) -> Refusal | None:
     """Why the equations (*) cannot be set up for an upload, or None."""
     model = view.model
     block = next(iter(getattr(model, "blocks", ())), None)
@@ -314,7 +314,7 @@ def refine(span: Knowledge, equations: TokenEquations) -> Knowledge:
     return replace(span, basis=basis, known=known - (known @ basis.mT) @ basis)
 
 
-def from_tokens_alone(rows: Tensor, equations: TokenEquations, edge: float = 0.0) -> Knowledge:
+def from_tokens_alone(rows: Tensor, equations: TokenEquations, edge: float) -> Knowledge:
     """The span without dL/dE_pos: x_i = a_i B, B the row space of G = `rows` (D, p).
 
     `edge` is the singular value that known noise alone would reach. Where it exceeds the weakest of

@@ -36,7 +36,7 @@ from attacks.equations.block import (
     layers_read,
 )
 from attacks.equations.completion import complete, field_energy
-from attacks.equations.layers import FOUND, MOST, LayerSpans, lacks_layer_spans, layers_of
+from attacks.equations.layers import LayerSpans, lacks_layer_spans, layers_of
 from attacks.equations.patch_system import gradient, in_levels, lacks_gradients, patch_rows
 from attacks.equations.span import (
     Knowledge,
@@ -181,7 +181,7 @@ class StepTokens:
         self.own, self.others = whole[places], [whole[: places.start], whole[places.stop :]]
         if self.embedding.sums:
             self.own = self._given(model.norm_pre, nothing)[places]
-        elif not self.embedding.is_plain:
+        elif self.embedding.before is not None or self.embedding.after is not None:
             self.own = self.own - self.embedding(nothing) + self.embedding.constant
         self.tells_places = bool((self.own != self.own[:1]).any())
         self.masked = None
@@ -245,23 +245,19 @@ class StepTokens:
             return found
         if not self.is_exact or self.embedding.before is not None:
             return found  # other pictures have the same tokens
-        spans = LayerSpans.of(self.model, self.grads, self.batch)
+        spans = LayerSpans.of(self.model, self.grads, self.batch, self.precision)
         if spans is None or spans.bases.keys() <= {QKV.removesuffix(".weight")}:
             return found  # block 0's first layer sees each patch alone
-        enough = min(FOUND * torch.finfo(self.precision).eps ** 2, MOST)
-        patches, size = found.patches, self.model.patch_size
+        patches = found.patches
 
         def outside(shown: Tensor) -> float:
             """Its share, or NaN where that is more than noise explains."""
-            x = to_images(shown, self.model.grid, size).unsqueeze(0)
-            with torch.no_grad():
-                share = float(spans.off(x))
-            return share if spans.passes(x, share, enough) else math.nan
+            share = spans.share(shown)
+            return share if spans.passes(shown, share) else math.nan
 
         share = outside(patches)
         if ordered and math.isfinite(share):
-            shown = to_images(patches, self.model.grid, size).unsqueeze(0)
-            coherent = self.batch > 1 or spans.is_coherent(shown, enough)  # of batches it passed
+            coherent = self.batch > 1 or spans.is_coherent(patches)  # of batches it passed
             others = (patches[order] for order in other_orders(self.model.grid))
             apart = (one for one in others if float((one - patches).norm() / patches.norm()) > SAME)
             if not coherent or any(math.isfinite(outside(one)) for one in apart):
@@ -355,7 +351,7 @@ class StepTokens:
         known, best, idle = found.token >= 0, found, 0
         if tokens.beside or not bool(known.any()):
             return found
-        offsets = self.own if self.masked is None else self._offsets(found.hidden)
+        offsets = self._offsets(found.hidden)
         directions = tokens.directions
         if tokens.taken_out is not None:  # which this very picture's takes the place of
             scaled = layer_scales(self.model.blocks[0])[0]
@@ -378,7 +374,8 @@ class StepTokens:
         return attended[self.model.prefix : self.model.prefix + self.count]
 
     def _offsets(self, hidden: Tensor) -> Tensor:
-        assert self.masked is not None
+        if self.masked is None:
+            return self.own
         return torch.where(hidden[:, None], self.masked, self.own)
 
     def _filled(self, found: StepPicture) -> StepPicture:
@@ -389,15 +386,12 @@ class StepTokens:
         knowledge = Knowledge(self.anchor.expand(self.count, -1), self.basis, ~known)
         return replace(found, patches=complete(knowledge, self.energy, known, found.patches))
 
-    def _found(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
-        """The step's pictures, with these errors (T, N) of tokens' equations at places."""
-        return [self._alone(tokens, added, places)]
-
     # one picture ----------------------------------------------------------------------------------
 
-    def _alone(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> StepPicture:
-        """The picture of a step of one; where gradients say too little of what attention added, its
-        tokens are assigned again with what attention adds to it."""
+    def _found(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
+        """The picture of a step of one, with these errors (T, N) of tokens' equations at places;
+        where gradients say too little of what attention added, tokens are assigned again with what
+        attention adds to it."""
         for _ in range(ASSIGNMENTS):
             found = self._refined(tokens, self._assigned(tokens, added, places))
             told = tokens.beside or tokens.taken_out is not None  # attention changes nothing
@@ -409,7 +403,7 @@ class StepTokens:
             places = self._fitted(tokens, added, self.own)
         fits = found.misfits <= self.fits
         found = replace(found, token=torch.where(fits, found.token, -1))
-        return found if self.is_exact else self._completed(tokens, added, found)
+        return [found if self.is_exact else self._completed(tokens, added, found)]
 
     def _completed(self, tokens: PeeledTokens, added: Tensor, found: StepPicture) -> StepPicture:
         """The picture that the prior makes of a token's equations alone, which are fewer than a
@@ -417,7 +411,7 @@ class StepTokens:
         known = found.token >= 0
         if tokens.lengths is None or not bool(known.any()):
             return found
-        offsets = self.own if self.masked is None else self._offsets(found.hidden)
+        offsets = self._offsets(found.hidden)
         left, values, right = torch.linalg.svd(centred(self.weight.mT).mT)
         shown = int((values > SINGULAR * values[0]).sum())
         taken, free = right[:shown], right[shown:]

@@ -88,7 +88,6 @@ class Border:
 
     inner: Places  # (b,) pixels of the patch
     beyond: Reals  # (b,) the grey levels that they touch
-    weight: float
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Parts:
         total = self._sum(parts, *self._ends, 1.0, self._weight, OUTSIDE)
         if border is not None:
             steps = parts[:, self._ends[1] + border.inner] - border.beyond
-            total = total + border.weight * _logs(1 + abs(steps))
+            total = total + _logs(1 + abs(steps))
         return total
 
     def mean_step(self, parts: Reals) -> Reals:
@@ -224,6 +223,18 @@ def lll(rows: Reals, level: float = SHORTEST) -> Reals:
     return np.array([[int(entry) for entry in row] for row in transform.tolist()], dtype=np.float64)
 
 
+def nearest_plane(triangle: Reals, targets: Reals) -> tuple[Reals, Reals]:
+    """The whole times (n, m) of the columns of an upper triangle (n, n) whose sums are near the
+    targets (n, m), by Babai (1986), and how far from whole the times of each were at most, (m,)."""
+    left, times, doubt = targets.copy(), np.empty_like(targets), np.zeros(targets.shape[1])
+    for row in range(len(left) - 1, -1, -1):
+        share = left[row] / triangle[row, row]
+        times[row] = np.rint(share)
+        doubt = np.maximum(doubt, abs(share - times[row]))
+        left -= np.outer(triangle[:, row], times[row])
+    return times, doubt
+
+
 @dataclass(frozen=True)
 class Frame:
     """Grey levels n = gain x + zero of the model's space, and the hull of the masked patches.
@@ -286,6 +297,7 @@ class Frame:
         """How unlike photographs vectors (m, p) in grey levels are, (m,)."""
         return patch_cost(vectors, self.patch_size)
 
-    def parts(self, waves: bool = True) -> Parts:
-        """The parts of patches' cost, or of the simpler one without waves."""
-        return Parts(len(self.zero), self.patch_size, waves)
+    @cached_property
+    def parts(self) -> Parts:
+        """The parts of patches' cost."""
+        return Parts(len(self.zero), self.patch_size)

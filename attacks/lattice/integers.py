@@ -14,11 +14,9 @@ known, is far below 1.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from attacks.lattice.cost import Reals, lll
+from attacks.lattice.cost import Reals, lll, nearest_plane
 from mjp_privacy.core.machine import derive_seed
 
 OPEN = 0.5  # standard deviation from which rounding does not tell a direction
@@ -27,18 +25,11 @@ FEW, LEFT = 12, 0.03  # open directions with which more numbers cost little; spr
 FINE = 2.0**12  # precision of the lattice
 
 
-class Whole(NamedTuple):
-    """The nearest whole numbers of p columns."""
-
-    values: Reals  # (N, p)
-    doubt: Reals  # (p,)
-    """How far a column is on the way to another vector, at most: 0 at the nearest one, .5 halfway.
-    Of numbers that are not whole, or of too large errors, some of N are nearly halfway."""
-
-
-def whole_columns(mean: Reals, covariance: Reals) -> Whole:
-    """The whole columns nearest to means (N, p), whose covariance (N, N) is known up to a factor of
-    each column."""
+def whole_columns(mean: Reals, covariance: Reals) -> tuple[Reals, Reals]:
+    """The whole columns (N, p) nearest to means (N, p), whose covariance (N, N) is known up to a
+    factor of each column; and (p,) how far each is on the way to another vector, at most: 0 at the
+    nearest one, .5 halfway. Of numbers that are not whole, or of too large errors, some of N are
+    nearly halfway."""
     count, free = len(mean), int((np.linalg.eigvalsh(covariance) > OPEN**2).sum())
     number = min(count, LEAST + round(EACH * free))
     order = np.random.default_rng(derive_seed("whole columns", count)).permutation(count)
@@ -56,7 +47,7 @@ def whole_columns(mean: Reals, covariance: Reals) -> Whole:
         left = mean[rest] + gain.T @ (values[some] - mean[some])
         values[rest] = np.rint(left)
         doubt = np.maximum(doubt, abs(left - values[rest]).max(0))
-    return Whole(values, doubt)
+    return values, doubt
 
 
 def _nearest(mean: Reals, covariance: Reals) -> tuple[Reals, Reals]:
@@ -65,11 +56,5 @@ def _nearest(mean: Reals, covariance: Reals) -> tuple[Reals, Reals]:
     rows = directions / np.sqrt(sizes)  # row i is what 1 in place i adds
     transform = lll(rows, FINE)
     orthogonal, triangle = np.linalg.qr((transform @ rows).T)
-    left = orthogonal.T @ (rows.T @ mean)
-    times, doubt = np.empty_like(left), np.zeros(mean.shape[1])
-    for row in range(len(left) - 1, -1, -1):
-        share = left[row] / triangle[row, row]
-        times[row] = np.rint(share)
-        doubt = np.maximum(doubt, abs(share - times[row]))
-        left -= np.outer(triangle[:, row], times[row])
+    times, doubt = nearest_plane(triangle, orthogonal.T @ (rows.T @ mean))
     return transform.T @ times, doubt

@@ -9,7 +9,7 @@ photographs, and from all bases of the lattice the one that consists of patches 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations_with_replacement, product
 from typing import Any
@@ -29,6 +29,7 @@ from attacks.lattice.cost import (
     Reals,
     Singles,
     lll,
+    nearest_plane,
 )
 
 
@@ -153,7 +154,6 @@ class Moves:
     """
 
     frame: Frame
-    parts: Parts
     table: Reals  # (r, p)
     full: Reals  # (r, q) what each row of the table adds to a patch's parts
     terms: Places  # (n, 3)
@@ -162,11 +162,11 @@ class Moves:
     swaps: int  # how many moves, the first ones, are v' - v''
 
     @staticmethod
-    def of(frame: Frame, parts: Parts, masked: Reals) -> Moves:
+    def of(frame: Frame, masked: Reals) -> Moves:
         """The moves of an unmasked patch, by masked patches (k, p) and a short basis of their
         differences."""
         count = len(masked)
-        short = short_vectors(parts, masked[1:] - masked[:1])[0]
+        short = short_vectors(frame.parts, masked[1:] - masked[:1])[0]
         table = np.vstack((masked, short, 0 * masked[:1]))
         nothing = len(table) - 1
         swaps = np.nonzero(~np.eye(count, dtype=bool))
@@ -176,15 +176,15 @@ class Moves:
             (rows, nothing, nothing, 1.0),
             (rows, nothing, nothing, -1.0),
         ]
-        return Moves._of(frame, parts, table, groups, len(swaps[0]))
+        return Moves._of(frame, table, groups, len(swaps[0]))
 
     @staticmethod
-    def near(frame: Frame, parts: Parts, patch: Reals, others: Reals) -> Moves:
+    def near(frame: Frame, patch: Reals, others: Reals) -> Moves:
         """The moves of one basis patch by combinations of the other ones (m, p) that are short for
         this patch, and by those that are nearest to it, for it and for a mean patch."""
         differences = others[1:] - others[:1]
-        short, nearest = short_vectors(parts, differences, patch, at=patch)
-        plainly = short_vectors(parts, short, patch)[1]
+        short, nearest = short_vectors(frame.parts, differences, patch, at=patch)
+        plainly = short_vectors(frame.parts, short, patch)[1]
         table = np.vstack((short, nearest, plainly, 0 * nearest))
         rows, last = np.split(np.arange(len(table) - 1), [len(short)])
         nothing = len(table) - 1
@@ -195,10 +195,11 @@ class Moves:
             *((first, nothing, second, sign) for sign in (1.0, -1.0)),
             (last, nothing, nothing, -1.0),
         ]
-        return Moves._of(frame, parts, table, groups, 0)
+        return Moves._of(frame, table, groups, 0)
 
     @staticmethod
-    def _of(frame: Frame, parts: Parts, table: Reals, groups: list[Group], swaps: int) -> Moves:
+    def _of(frame: Frame, table: Reals, groups: list[Group], swaps: int) -> Moves:
+        parts = frame.parts
         full = parts.of(table) - parts.of(table[-1:])
         terms = np.concatenate(
             [np.stack(np.broadcast_arrays(*map(np.atleast_1d, g[:3])), axis=1) for g in groups]
@@ -207,7 +208,7 @@ class Moves:
         thin = parts.thin(full)
         added = thin[terms[:, 0]] + thin[terms[:, 1]] - thin[terms[:, 2]]
         added *= signs[:, None].astype(np.float32)
-        return Moves(frame, parts, table, full, terms, signs, added, swaps)
+        return Moves(frame, table, full, terms, signs, added, swaps)
 
     def descended(
         self,
@@ -228,19 +229,19 @@ class Moves:
             allowed &= (self.terms != member).all(1)
         if not allowed.any():
             return vector
-        vector = self._levelled(vector[None], guess)[0]
-        own = self.parts.of(vector[None])
-        cost = float(self.parts.cost(own, border)[0])
+        vector, parts = self._levelled(vector[None], guess)[0], self.frame.parts
+        own = parts.of(vector[None])
+        cost = float(parts.cost(own, border)[0])
         for _ in range(SWEEPS):
             if spent():
                 break
-            ranks = self.parts.rank(self.parts.thin(own) + self.thin)
+            ranks = parts.rank(parts.thin(own) + self.thin)
             ranks[~allowed] = np.inf
             kept = least(ranks, KEPT)
             trial = self._levelled(vector + self._sums(self.table, kept), guess)
             levelled = len(self.frame.colours) > 0 and guess is not None
-            full = self.parts.of(trial) if levelled else own + self._sums(self.full, kept)
-            costs = self.parts.cost(full, border)
+            full = parts.of(trial) if levelled else own + self._sums(self.full, kept)
+            costs = parts.cost(full, border)
             best = int(costs.argmin())
             if not allowed[kept[best]] or costs[best] >= cost - GAIN:
                 break
@@ -275,19 +276,16 @@ def short_vectors(
     orthogonal, triangle = np.linalg.qr(rows.T)
     transform = lll(triangle.T) if len(vectors) > 1 else np.eye(len(vectors))
     rotation, reduced = np.linalg.qr(triangle @ transform.T)
-    remainder = rotation.T @ (orthogonal.T @ (target[: len(scale)] * scale))
-    times = np.zeros(len(vectors))
-    for row in range(len(vectors) - 1, -1, -1):
-        times[row] = np.rint(remainder[row] / reduced[row, row])
-        remainder -= times[row] * reduced[:, row]
+    turned = rotation.T @ (orthogonal.T @ (target[: len(scale)] * scale))
+    times, _ = nearest_plane(reduced, turned[:, None])
     basis = np.rint(transform @ vectors)
-    return basis, times @ basis
+    return basis, times[:, 0] @ basis
 
 
 def deepened(frame: Frame, patches: Reals) -> Reals:
     """A basis of patches (m, p), each moved by short combinations of the others while that costs
     less: they lead out of states that no exchange of single patches improves."""
-    parts, patches = frame.parts(), patches.copy()
+    parts, patches = frame.parts, patches.copy()
     if len(patches) < 3:
         return patches
     for _ in range(DEEP):
@@ -296,7 +294,7 @@ def deepened(frame: Frame, patches: Reals) -> Reals:
             if spent():
                 return patches
             others = np.delete(patches, row, axis=0)
-            moves = Moves.near(frame, parts, patches[row], others)
+            moves = Moves.near(frame, patches[row], others)
             patches[row] = moves.descended(patches[row], None)
         if (patches == before).all():
             break
@@ -330,13 +328,14 @@ def patch_basis(frame: Frame, vectors: Reals) -> Reals | None:
     units = _unit_basis(frame, vectors)
     if units is None:
         return None
+    parts, sparse = frame.parts, replace(frame.parts, waves=False)
     starts, ends = [units], []
     if len(units) > 1:  # one of them made small, and its sums with a short basis of differences
-        short, nearest = short_vectors(frame.parts(), units[1:] - units[:1], units[0])
+        short, nearest = short_vectors(frame.parts, units[1:] - units[:1], units[0])
         first = units[:1] - nearest
         starts.append(np.vstack((first, first + short)))
     for start in starts:
-        ends.append(exchanged(frame.parts(), exchanged(frame.parts(waves=False), start)))
+        ends.append(exchanged(parts, exchanged(sparse, start)))
     best = min(ends, key=lambda patches: float(frame.cost(patches).sum()))
     return deepened(frame, best)
 
@@ -344,7 +343,7 @@ def patch_basis(frame: Frame, vectors: Reals) -> Reals | None:
 def _unit_basis(frame: Frame, vectors: Reals) -> Reals | None:
     """A basis (k, p) of the same lattice in which every vector has phi = 1, as patches have: from
     the others the multiple of such a vector is subtracted that gives the least cost."""
-    sparse = frame.parts(waves=False)
+    sparse = replace(frame.parts, waves=False)
     vectors, phi = vectors[:, :-1].copy(), vectors[:, -1].copy()
     if not (abs(phi) == 1).any():
         vectors, phi = _with_a_unit(vectors, phi)

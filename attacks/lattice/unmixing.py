@@ -43,7 +43,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attacks.budget import spent
-from attacks.lattice.cost import GREY, Border, Frame, Parts, Places, Reals, lll, precision
+from attacks.lattice.cost import (
+    Border,
+    Frame,
+    Parts,
+    Places,
+    Reals,
+    lll,
+    nearest_plane,
+    precision,
+)
 from attacks.lattice.search import Moves, combination_basis, patch_basis
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.interfaces import Pixels
@@ -105,12 +114,8 @@ class SpanLattice:
         pull = (centre - at_zero) @ self.metric @ self.full.T
         target = np.hstack((np.linalg.solve(root, pull.T).T, -at_zero[:, self.pixels] / self.noise))
         orthogonal, triangle = np.linalg.qr(self.rows().T)  # rows = triangle^T orthogonal^T
-        remainder = target @ orthogonal
-        combination = np.zeros((len(points), self.members.shape[1]))
-        for row in range(len(triangle) - 1, -1, -1):
-            times = np.rint(remainder[:, row] / triangle[row, row])[:, None]
-            remainder -= times * triangle[:, row]
-            combination += times * self.members[row]
+        times, _ = nearest_plane(triangle, (target @ orthogonal).T)
+        combination = times.T @ self.members
         return at_zero + combination[:, : len(self.pivots)] @ self.full
 
 
@@ -123,7 +128,6 @@ def order_of_pixels(lattice: SpanLattice) -> NDArray[np.int64]:
 # patches in their places --------------------------------------------------------------------------
 
 
-WEIGHT = 1.0  # of a step across a border, beside GRADIENT of one inside
 PATIENCE = 48  # unmoved patches in a row after which a round ends
 ROUNDS = 4  # at most
 
@@ -139,11 +143,11 @@ def continued(frame: Frame, masked: Reals, patches: Reals, members: Places, grid
     members  (N,) which of them each patch is, or FREE or FIXED
     """
     patches, masked = patches.copy(), masked.copy()
-    moves = Moves.of(frame, frame.parts(), masked)
+    moves = Moves.of(frame, masked)
     looked_at: dict[int, bytes] = {}  # the patch and its border
     for _ in range(ROUNDS):
         moved, unmoved = False, 0
-        for place in _worst_first(patches, grid, moves.parts):
+        for place in _worst_first(patches, grid, frame.parts):
             border = border_at(patches, place, grid, frame.patch_size)
             member = int(members[place])
             state = patches[place].tobytes() + border.beyond.tobytes()
@@ -158,7 +162,7 @@ def continued(frame: Frame, masked: Reals, patches: Reals, members: Places, grid
                 patches[place], moved, unmoved = better, True, 0
                 if member != FREE:
                     masked[member] = better
-                    moves = Moves.of(frame, moves.parts, masked)
+                    moves = Moves.of(frame, masked)
             elif (unmoved := unmoved + 1) == PATIENCE:
                 break
         if not moved:
@@ -189,7 +193,7 @@ def border_at(patches: Reals, place: int, grid: Grid, size: int) -> Border:
     )
     inner: list[Places] = [edge.ravel() for exists, _, edge, _ in sides if exists]
     beyond = [patches[place + step, far.ravel()] for exists, step, _, far in sides if exists]
-    return Border(np.concatenate(inner), np.concatenate(beyond), WEIGHT)
+    return Border(np.concatenate(inner), np.concatenate(beyond))
 
 
 # from the span to the patches ---------------------------------------------------------------------
@@ -215,7 +219,7 @@ class Unmixed:
     frame: Frame
     lattice: SpanLattice
 
-    def complete(self, partial: Tensor, guess: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def complete(self, partial: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
         """Unmasked patches known but for their part in the span -> (m, p) in [0, 1], and (m,) bool.
 
         partial (m, p), in the model's space, is any vector of patch + differences; guess (m, p) in
@@ -223,14 +227,12 @@ class Unmixed:
         the row must not be used.
         """
         nearest, whole = self._nearest(partial, guess)
-        masked = np.rint(self.patches.numpy() * 255)
-        moves = Moves.of(self.frame, self.frame.parts(), masked)
-        centre = None if guess is None else guess.detach().cpu().double().numpy() * 255
+        moves = Moves.of(self.frame, np.rint(self.patches.numpy() * 255))
+        levels = 255 * guess.detach().cpu().double().numpy()
         for row in np.flatnonzero(whole):
             whole[row] = not spent()
             if whole[row]:
-                level = np.full(nearest.shape[1], GREY) if centre is None else centre[row]
-                nearest[row] = moves.descended(np.rint(nearest[row]), level)
+                nearest[row] = moves.descended(np.rint(nearest[row]), levels[row])
         return torch.from_numpy(nearest / 255), torch.from_numpy(whole)
 
     def nearest(self, partial: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,12 +240,10 @@ class Unmixed:
         nearest, whole = self._nearest(partial, guess)
         return torch.from_numpy(np.rint(nearest) / 255), torch.from_numpy(whole)
 
-    def _nearest(self, partial: Tensor, guess: Tensor | None) -> tuple[Reals, NDArray[np.bool_]]:
+    def _nearest(self, partial: Tensor, guess: Tensor) -> tuple[Reals, NDArray[np.bool_]]:
         """In grey levels, not rounded, and whether they are integers."""
         points = partial.detach().cpu().double().numpy() * self.frame.gain + self.frame.zero
-        centre = np.full_like(points, GREY)
-        if guess is not None:
-            centre = guess.detach().cpu().double().numpy() * 255
+        centre = 255 * guess.detach().cpu().double().numpy()
         one = np.ones((len(points), 1))
         nearest = self.lattice.nearest(np.hstack((points, one)), np.hstack((centre, one)))
         whole = (abs(nearest - np.rint(nearest)).max(1) < WHOLE) & (np.rint(nearest[:, -1]) == 1)

@@ -170,6 +170,12 @@ def stationary_prior(size: float) -> GaussianPrior:
     )
 
 
+def regular(covariance: Tensor) -> Tensor:
+    """A covariance (p, p) with so much more on its diagonal that its inverse stays finite."""
+    ridge = JITTER * float(covariance.diagonal().mean())
+    return covariance + ridge * torch.eye(len(covariance)).to(covariance)
+
+
 # the posterior mean of patches --------------------------------------------------------------------
 
 
@@ -220,11 +226,6 @@ def posterior_patches(
     return mean + u @ (seen * scale / strength @ gain), s
 
 
-def expected_square(mean: Tensor, covariance: Tensor) -> Tensor:
-    """E x^2 of every entry under N(mean, covariance)."""
-    return covariance.diagonal() + mean.square()
-
-
 DOUBT = 3.0  # equations that what is known beforehand of the noise counts as
 
 
@@ -246,14 +247,10 @@ def noise_by_direction(
     patch = values + (prior.mean @ vectors).square()
     row_variance, total_variance = (e.square().unsqueeze(-1) for e in (row_error, total_error))
     known = total_variance + row_variance * rows.shape[1] * patch
-    rounding = (torch.finfo(dtype).eps * total.flatten(1).norm(dim=1)) ** 2 / total[0].numel()
-    likely = known + rounding.unsqueeze(-1) * (1 + patch / patch.mean()) / 2
-    s, vh = torch.linalg.svd(rows, full_matrices=False)[1:]
-    within = s > torch.finfo(s.dtype).eps * max(rows.shape[-2:]) * s[:, :1]
-    rest = total - vh.mT @ (within.unsqueeze(-1) * (vh @ total))
-    free = rows.shape[2] - within.sum(1, keepdim=True)
+    likely = known + _rounding(total, dtype).unsqueeze(-1) * (1 + patch / patch.mean()) / 2
+    rest, free = _unexplained(rows, total, rows.dtype)
     measured = (rest @ vectors).square().sum(1)
-    return torch.maximum((measured + DOUBT * likely) / (free + DOUBT), known)
+    return torch.maximum((measured + DOUBT * likely) / (free.unsqueeze(-1) + DOUBT), known)
 
 
 def noise_variance(rows: Tensor, total: Tensor, dtype: torch.dtype) -> Tensor:
@@ -261,14 +258,23 @@ def noise_variance(rows: Tensor, total: Tensor, dtype: torch.dtype) -> Tensor:
 
     It is at least the rounding of the client's precision, and just that where A's rows span all.
     """
-    s, vh = torch.linalg.svd(rows, full_matrices=False)[1:]
-    cutoff = torch.finfo(dtype).eps * max(rows.shape[-2:]) * s[:, :1]
-    within = torch.where(s > cutoff, 1.0, 0.0).unsqueeze(-1)
-    rest = total - vh.mT @ (within * (vh @ total))
-    free = total.shape[1] - within.sum((1, 2))
-    energy = rest.square().sum((1, 2)) / total.shape[2]
-    rounding = (torch.finfo(dtype).eps * total.flatten(1).norm(dim=1)) ** 2 / total[0].numel()
+    rest, free = _unexplained(rows, total, dtype)
+    energy, rounding = rest.square().sum((1, 2)) / total.shape[2], _rounding(total, dtype)
     return torch.where(free > 0, torch.maximum(energy / free.clamp_min(1), rounding), rounding)
+
+
+def _unexplained(rows: Tensor, total: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What of Y lies outside A's row space (n, D, K), and how many dimensions (n,) that are, for
+    rows of this precision."""
+    s, vh = torch.linalg.svd(rows, full_matrices=False)[1:]
+    within = s > torch.finfo(dtype).eps * max(rows.shape[-2:]) * s[:, :1]
+    rest = total - vh.mT @ (within.unsqueeze(-1) * (vh @ total))
+    return rest, rows.shape[2] - within.sum(1)
+
+
+def _rounding(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """The variance (n,) of the rounding of an entry of Y."""
+    return (torch.finfo(dtype).eps * total.flatten(1).norm(dim=1)) ** 2 / total[0].numel()
 
 
 # a prior fitted to pictures -----------------------------------------------------------------------

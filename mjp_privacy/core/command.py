@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -237,6 +237,15 @@ def _drop_output() -> None:
     """Let nothing more be written to stdout, which Python would do at its end."""
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def check_idle(arguments: Any, options: Collection[str], why: str) -> None:
+    """Raise where one of these options of a command was given, for it would change nothing; why:
+    what comes before them, as the end of a sentence."""
+    for option in dataclasses.fields(arguments):
+        if option.name in options and getattr(arguments, option.name) != option.default:
+            name = option.name.replace("_", "-")
+            raise UserError(f"--{name} would change nothing: {why}. Leave it out.")
 
 
 # what could not be used --------------------------------------------------------------------------

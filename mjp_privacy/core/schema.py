@@ -217,6 +217,8 @@ def _explain(problem: Any, kind: Any) -> str:
     if problem["type"] in ("missing", "missing_argument"):
         return f"{place}: this field is needed and was not given."
     message, hint = problem["msg"].removeprefix("Value error, "), ""
+    if problem["type"] in ("too_short", "too_long"):
+        message = re.sub(r"^\w+ should", "Input should", message.partition(" after")[0])
     if problem["type"] == "dataclass_type":
         message = "Input should be named fields"
     if problem["type"] == "literal_error":

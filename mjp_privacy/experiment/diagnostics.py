@@ -24,7 +24,7 @@ from attacks.equations.patch_system import (
     located,
     patch_rows,
     per_image,
-    rounding_error,
+    table_rounding,
 )
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
@@ -246,7 +246,7 @@ def masks_some(view: AttackerView) -> bool:
     update = view.updates[0]
     if view.model.unk_embed is None or UNKNOWN not in update.grads:
         return False
-    return bool((gradient(view, update, UNKNOWN).abs() > rounding_error(view, update)).any())
+    return bool((gradient(view, update, UNKNOWN).abs() > table_rounding(view, update)).any())
 
 
 def batch_labels(
@@ -302,7 +302,7 @@ def shows_no_mask(view: AttackerView, update: ClientUpdate) -> Tensor | None:
     # no row may be so small that the rounding of weights could have emptied it
     longest = patch_rows(view.model, gradient(view, update, TABLE)).abs().amax(-1)
     smallest = longest.where(~hidden, torch.inf).amin(-1)
-    shown = smallest.isfinite() & (smallest > FAR * rounding_error(view, update))
+    shown = smallest.isfinite() & (smallest > FAR * table_rounding(view, update))
     # nor may a defence have filled or emptied rows; one that says too little may have done anything
     for errors in (update.noise, update.rounding):
         if TABLE in errors:

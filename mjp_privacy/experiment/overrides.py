@@ -109,6 +109,13 @@ def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
     """
     if not 0.0 <= gamma <= 1.0:
         raise UserError(f"--gamma is a share of the patches, 0 to 1; got {gamma}.")
+    from mjp_privacy.client.feeding import SETTINGS
+
+    settings = {setting for entry in experiment.grid for setting in entry.settings}
+    if not any(SETTINGS[setting].shuffles for setting in settings):
+        raise UserError(
+            f"--gamma would change nothing: {experiment.name!r} shuffles no picture. Leave it out."
+        )
     grid: list[GridEntry] = []
     seen: set[tuple[str, ...]] = set()
     for entry in experiment.grid:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, print_json
+from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, check_idle, print_json
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, working_in
 from mjp_privacy.core.machine import use_threads
@@ -96,6 +96,9 @@ def federate(argv: list[str], usage: Usage) -> int:
 
     stale, by = stale_choice(arguments.fresh, arguments.keep), engine_config(arguments.attack)
     config = load_federation(arguments.config, arguments.row, seed=arguments.seed)
+    if not config.attacks:
+        of_attacks = ("attack_seconds", "fresh", "keep", "attack")
+        check_idle(arguments, of_attacks, f"{arguments.config} has no attacks")
     config = replace(config, attacks=with_seconds(config.attacks, arguments.attack_seconds))
     out, device = arguments.out, arguments.device
     attacked = out / ATTACK

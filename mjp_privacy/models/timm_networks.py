@@ -77,6 +77,8 @@ class TimmNetwork(Network):
     """Of those names, tables (1, D, H, W) that are kept as (1, H, W, D)."""
     normalises = False
     """Whether a live network normalises pictures itself: the card's mean and std are of both."""
+    tower = ""
+    """The part that is read of a live network that takes more than a picture."""
 
     def __init__(self, net: nn.Module, *, unknown_embedding: bool = False) -> None:
         super().__init__()
@@ -258,7 +260,8 @@ def check_equation(network: TimmNetwork) -> None:
         network.net,
         "whose gradient torch.autograd.grad computes, of a patch embedding with a weight of its "
         "own",
-        "Leave out reparametrisations and checkpointing, which change no gradient.",
+        "Leave out checkpointing, and reparametrisations by remove_parametrizations; behind "
+        "weight_norm's g and v the weight's gradient is g's times v/|v| plus v's times |v|/g.",
     ):
         weight = network.get_parameter("patch_embed.proj.weight")
         errors = equation_errors(network, x, network.pos_embed, weight)

@@ -376,4 +376,9 @@ def input_of(network: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
         return pictures_first(layer, reached.given)
     finally:
         handle.remove()
-    raise AssertionError(f"{type(network).__name__} does not run this {type(layer).__name__}")
+    kind = type(getattr(network, "rest", network)).__name__
+    raise UserError(
+        f"{kind}: expected a network that calls each of its layers, got one that does not call "
+        f"this one for a picture: {layer}. Give one that calls it and does not read its weights "
+        "elsewhere."
+    )

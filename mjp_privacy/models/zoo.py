@@ -134,8 +134,7 @@ def overridden(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
         if key not in names:
             raise unknown_name("model field", key, names)
     changes = {key: value for key, value in overrides.items() if value is not None}
-    where = f"The model {shown(spec.name, 100)}"
-    given = parse(ModelSpec, {"name": spec.name, **changes}, where)
+    given = parse(ModelSpec, {"name": spec.name, **changes}, "The model")
     sized = at_size(spec, given.img_size)
     return replace(sized, **{key: getattr(given, key) for key in changes})
 
@@ -240,6 +239,14 @@ def architecture(name: str) -> ModelSpec:
     names = ("img_size", "patch_size", "embed_dim", "depth", "num_heads")
     known: dict[str, Any] = dict(zip(names, sizes, strict=True))
     return ModelSpec(name, **known, mlp_ratio=4.0, activation="gelu")
+
+
+def named_by_sizes(patch: int, width: int, depth: int) -> list[str]:
+    """What timm and torchvision call plain ViTs of these sizes: named_by_sizes(16, 192, 12) is
+    ["vit_tiny_patch16"]."""
+    of_timm = {f"vit_{name}_patch{patch}": (patch, *sizes[:2]) for name, sizes in _WIDTHS.items()}
+    names = of_timm | {name: sizes[1:4] for name, sizes in _TORCHVISION.items()}
+    return [name for name, sizes in names.items() if sizes == (patch, width, depth)]
 
 
 def timm_spec(name: str) -> ModelSpec:

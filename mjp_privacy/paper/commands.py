@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 from pydantic import Field
 
-from mjp_privacy.core.command import DONE, Usage, print_json, report_failed
+from mjp_privacy.core.command import DONE, Usage, check_idle, print_json, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import use_threads
 from mjp_privacy.core.registry import Entry
@@ -90,8 +90,13 @@ def sample(argv: list[str], usage: Usage) -> int:
     out, source, seed = arguments.out, arguments.source, arguments.seed
     if [source, arguments.shapes, arguments.cifar10].count(None) != 2:
         raise UserError("Expected one of --from DIR_OR_ZIP, --shapes NUMBER and --cifar10 TAR_GZ.")
-    if arguments.corrupt and source is None:
-        raise UserError("--corrupt takes the pictures of --from: expected no --shapes, --cifar10.")
+    if source is None:
+        of_pictures = ("corrupt", "per_class", "labels", "limit")
+        check_idle(arguments, of_pictures, "it is of the pictures of --from, which is not given")
+    if arguments.cifar10 is not None:
+        check_idle(arguments, ["seed"], "all pictures of --cifar10 are taken")
+    if not arguments.corrupt:
+        check_idle(arguments, ["size"], "it is the side of the pictures that --corrupt makes")
     if source is None:
         from mjp_privacy.paper.image_sets import make_cifar10, make_shapes
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mjp_privacy.core.command import Outcome
+from mjp_privacy.core.command import Outcome, check_idle
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.schema import height_width
@@ -184,6 +184,12 @@ class Robustness:
             )
         self.arguments, data = arguments, arguments.data
         c, a, o = arguments.imagenet_c, arguments.imagenet_a, arguments.imagenet_o
+        not_shuffled = "--imagenet-c, -a and -o have the official crop and shuffle nothing"
+        check_idle(arguments, ("gamma", "preset", "unknown_embedding"), not_shuffled)
+        if data is None:
+            check_idle(arguments, ["labels"], "they are those of --data, which is not given")
+        if not (c or o):
+            check_idle(arguments, ["data"], "--imagenet-a alone needs no other images")
         self.ordinary = open_images(data, arguments.labels) if data else None
         if self.ordinary and self.ordinary.records[0].label is None:
             raise UserError(

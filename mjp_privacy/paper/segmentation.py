@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mjp_privacy.core.command import Outcome
+from mjp_privacy.core.command import Outcome, check_idle
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
@@ -252,12 +252,8 @@ READ = ("ade20k", "checkpoint", "limit", "seed", "device", "out", "json")
 def write_segmentation(arguments: EvaluationArguments) -> Outcome:
     """The table of all checkpoints as Markdown; files in --out are updated after each of them."""
     assert arguments.ade20k is not None
-    for option in fields(arguments):
-        if option.name not in READ and getattr(arguments, option.name) != option.default:
-            raise UserError(
-                "--ade20k measures segmentation alone: expected --checkpoint, --limit, --seed, "
-                f"--device and --out beside it, got --{option.name.replace('_', '-')}."
-            )
+    others = {option.name for option in fields(arguments)} - {*READ}
+    check_idle(arguments, others, "--ade20k measures segmentation alone")
     prepare_folder(arguments, "ade20k")
     lines: list[dict[str, object]] = []
     rows: list[pd.DataFrame] = []

@@ -11,6 +11,7 @@ import tyro
 
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, print_json
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import check_each_once
 from mjp_privacy.core.text import first_of, shown
 
 NAMED = 5
@@ -36,10 +37,9 @@ def report(argv: list[str], usage: Usage) -> int:
     """Write the report of the runs named in `argv` and print its answer."""
     arguments = usage.parse(ReportArguments, argv)
     out = arguments.out
-    if not arguments.runs:
-        raise UserError("mjp report: expected a run folder, the --out of an attack; got none.")
+    check_each_once(arguments.runs, "run folders")
     if out is None:
-        if len(arguments.runs) != 1:
+        if len(arguments.runs) > 1:
             raise UserError("expected --out for a report of several runs, got none. Add --out DIR")
         out = arguments.runs[0] / "report"
     from mjp_privacy.report.card import as_fields

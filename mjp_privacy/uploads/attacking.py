@@ -18,12 +18,12 @@ from attacks.budget import OVER
 from attacks.controls import mean_image
 from attacks.equations import PATCH, TABLE, UNKNOWN
 from attacks.equations.patch_system import (
-    error_of,
     is_disturbed,
     lacks_gradients,
     lacks_positions,
     patch_system,
 )
+from attacks.patch_variants import sorted_patches
 from attacks.step import run_steps
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import out_of_memory, torch_generator
@@ -36,6 +36,8 @@ from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, 
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import SMALLEST, psnr, quantise
 from mjp_privacy.metrics.scores import METRICS, score
+from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import Doubt, judged, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
@@ -109,22 +111,10 @@ def attack_gradients(
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     view = uploads.view()
-    size, several = view.updates[0].batch, len(view.updates)
-    private = None
-    if images is not None:
-        count = view.updates[0].steps_in_all * size
-        given = next(iter(getattr(images, "shape", ())), 0)
-        # Several uploads of batches need not hold the same pictures: as many as were given.
-        several_batches = several > 1 and size > 1 and 0 < given <= several * count
-        private = read_images(
-            images,
-            int(given) if several_batches else count,
-            view.pixels.size,
-            len(view.pixels.mean),
-            view.model.whole_size,
-        )
+    size = view.updates[0].batch
+    private = None if images is None else _private_images(images, view)
     may_skip = isinstance(attacks, str) and attacks == "all" and not exhaustive
-    chosen = _chosen(attacks, several)
+    chosen = _chosen(attacks, len(view.updates))
     results: dict[str, Reconstructed] = {}
     refused: dict[str, str] = {}
     skipped: dict[str, str] = {}
@@ -183,14 +173,42 @@ def attack_gradients(
     )
 
 
+def _private_images(images: Images, view: AttackerView) -> Tensor:
+    """The private images that were given, (m, C, H, W) in [0, 1]."""
+    size, several = view.updates[0].batch, len(view.updates)
+    count = view.updates[0].steps_in_all * size
+    given = next(iter(getattr(images, "shape", ())), 0)
+    # Several uploads of batches need not hold the same pictures: as many as were given.
+    several_batches = several > 1 and size > 1 and 0 < given <= several * count
+    return read_images(
+        images,
+        int(given) if several_batches else count,
+        view.pixels.size,
+        len(view.pixels.mean),
+        view.model.whole_size,
+    )
+
+
 def _moved(results: Mapping[str, Reconstructed], view: AttackerView) -> int:
-    """How many patches patch_jigsaw moved in pictures whose borders say that they were shuffled."""
-    fed, in_order = (results.get(name) for name in ("patch_gradient", "patch_jigsaw"))
-    if fed is None or in_order is None or fed.images is None or in_order.images is None:
+    """How many patches of a certain picture stand elsewhere once put in order, by patch_jigsaw
+    or, where that does not apply, here, if its borders say that it was shuffled."""
+    as_fed = (
+        made.images
+        for name, made in results.items()
+        if made.is_certain and not made.is_sorted and "patches" in traits_of(name)
+    )
+    fed, put_back = next(as_fed, None), results.get("patch_jigsaw")
+    if fed is None or view.updates[0].batch > 1:
         return 0
-    if view.updates[0].batch > 1 or in_order.reasons or not fed.is_certain:
+    size, grid = view.model.patch_size, view.model.grid
+    if put_back is None:
+        patches = [sorted_patches(one[None], grid, size) for one in to_patches(fed, size)]
+        in_order = to_images(torch.stack(patches), grid, size)
+    elif put_back.reasons or put_back.images is None:
         return 0
-    return shuffled_patches(fed.images, in_order.images, view.model.patch_size)
+    else:
+        in_order = put_back.images
+    return shuffled_patches(fed, in_order, size)
 
 
 # which attacks ------------------------------------------------------------------------------------
@@ -265,7 +283,6 @@ def joined(view: AttackerView) -> AttackerView | Refusal:
         return refusal
     first, count = view.updates[0], len(view.updates)
     grads: dict[str, list[Tensor]] = {TABLE: [], PATCH: [], UNKNOWN: []}
-    rounding: dict[str, list[Tensor]] = {TABLE: [], PATCH: []}
     for update in view.updates:
         system = patch_system(view, update)
         table = torch.zeros_like(update.grads[TABLE].flatten(1, -2), dtype=system.rows.dtype)
@@ -275,17 +292,11 @@ def joined(view: AttackerView) -> AttackerView | Refusal:
         grads[PATCH].append(system.total.unflatten(2, shape))
         if system.hidden_sum is not None:
             grads[UNKNOWN].append(system.hidden_sum[:, None, None])
-        if is_disturbed(update):
-            for name, errors in rounding.items():
-                errors.append(error_of(update, name))
     update = ClientUpdate(
         {name: torch.cat(parts) for name, parts in grads.items() if len(parts) == count},
         dtype=first.dtype,
         batch=first.batch,
         partners="fresh",
-        rounding={
-            name: torch.cat(parts) for name, parts in rounding.items() if len(parts) == count
-        },
     )
     return replace(view, updates=[update], labels=None)
 
@@ -324,10 +335,32 @@ def _run(
     images = made.images.float().cpu()
     images[list(reasons)] = torch.nan
     models = uploads.models[: len(seen.updates)]
+    known |= _explained(seen, images, made.mask, list(reasons), models)
+    if made.permutation is not None and made.mask is not None and len(seen.updates) == 1:
+        counts = made.mask.sum(1).cpu()
+        told = made.diagnostics.get("order_found", torch.zeros(count)).cpu() == 1  # by attention
+        known["ordered"] = int(counts[(counts > 1) & ~told].sum())
+    checked = judged(seen, images, made.diagnostics, doubts)
+    return Reconstructed(name, images, **known, **checked._asdict())
+
+
+def _explained(
+    seen: AttackerView,
+    images: Tensor,
+    mask: Tensor | None,
+    lost: Sequence[int],
+    models: Sequence[LoadedModel],
+) -> dict[str, Any]:
+    """How far pictures (m, C, H, W) explain the uploaded gradient, as fields of `Reconstructed`.
+
+    mask  (m, N) as the attack names it
+    lost  places without a picture
+    """
+    told: dict[str, Any] = {}
     batch, labels, fit, rolled = seen.updates[0].batch, None, None, None
     masks = batch > 1 and masks_some(seen)
     shown = batch == 1 or UNKNOWN not in seen.updates[0].grads  # by the attack alone
-    mask = made.mask if masks or shown else None
+    mask = mask if masks or shown else None
     guessed = masks and mask is None  # whether nobody knows which patches the client masked
     try:
         if batch > 1 and not guessed:
@@ -340,25 +373,22 @@ def _run(
     except Exception as error:  # whatever a network's own code raises where hooks stand in it
         if rebuilt_by_name(models[0]) or out_of_memory(error):
             raise
-        known["unchecked"] = format_error(error)
+        told["unchecked"] = format_error(error)
     if fit is None or not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
         labels = None  # features of other pictures tell nothing
         if masks and fit is not None:  # nor do masks that need not be the client's
             fit, guessed = None, True
     if fit is not None:
         for values in fit:
-            values[list(reasons)] = torch.nan
-        known |= {"residuals": fit.residual.double(), "factors": fit.factor, "scaled": fit.scaled}
+            values[lost] = torch.nan
+        told["residuals"] = fit.residual.double()
+        told["factor"] = float(fit.factor.nanmean())
+        told["scaled_residual"] = float(fit.scaled.nanmean())
     elif guessed:
-        known["uncompared"] = "which patches of each picture were masked is not known"
+        told["uncompared"] = "which patches of each picture were masked is not known"
     if rolled is not None:
-        known["rolled"] = float(rolled.scaled.nanmean())
-    if made.permutation is not None and made.mask is not None and len(seen.updates) == 1:
-        counts = made.mask.sum(1).cpu()
-        told = made.diagnostics.get("order_found", torch.zeros(count)).cpu() == 1  # by attention
-        known["ordered"] = int(counts[(counts > 1) & ~told].sum())
-    checked = judged(seen, images, made.diagnostics, doubts)
-    return Reconstructed(name, images, labels=labels, **known, **checked._asdict())
+        told["rolled"] = float(rolled.scaled.nanmean())
+    return {**told, "labels": labels}
 
 
 TIE = 1e-5

@@ -322,7 +322,8 @@ def _described(model: LoadedModel, heads: int | None) -> str:
     )
 
 
-UNMASKED = ("plain_step", "patch_jigsaw")  # attacks that refuse pictures with masked patches
+UNMASKED = {"unshuffled uploads", "shuffled alone"}
+"""Traits of attacks that refuse pictures with masked patches."""
 
 
 def _answers(model: LoadedModel, client: ClientConfig, setting: str) -> dict[str, str]:
@@ -338,7 +339,7 @@ def _answers(model: LoadedModel, client: ClientConfig, setting: str) -> dict[str
             takes.append("of a client that trains a block 0 without norm1 and residuals")
         if attack.uploads > 1:
             takes.append(f"{attack.uploads} uploads of the same picture")
-        if setting == "c" and name in UNMASKED:
+        if setting == "c" and UNMASKED & traits_of(name):
             takes.append("of steps that masked nothing")
         yes = f"yes, {'; '.join(takes)}" if takes else "yes"
         answers[name] = yes if refusal is None else f"no: {refusal.text}"

@@ -27,7 +27,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacks.equations import CERTAIN, OPEN_LEVELS, OUT_OF_RANGE, PATCH, PATCH_BIAS, TABLE
+from attacks.equations import (
+    CERTAIN,
+    OPEN_LEVELS,
+    OUT_OF_RANGE,
+    PATCH,
+    PATCH_BIAS,
+    PATCH_SYSTEM,
+    TABLE,
+)
 from attacks.equations.patch_system import (
     FEW,
     ROUNDED,
@@ -36,10 +44,11 @@ from attacks.equations.patch_system import (
     gradient,
     lacks_gradients,
     patch_system,
+    to_unit_range,
 )
 from attacks.equations.span import combine, upload_span
 from attacks.step import BREAKDOWN
-from mjp_privacy.interfaces import AttackerView
+from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 
@@ -262,29 +271,37 @@ def normalisation_doubts(view: AttackerView) -> dict[int, Doubt]:
             continue
         doubt = declared_wrongly(fed, view.pixels.mean, view.pixels.std)
         if doubt := doubt or scaled_apart(view.part(place)):
-            mean, std = (
-                torch.tensor(v).view(-1, 1, 1) for v in (view.pixels.mean, view.pixels.std)
-            )
-            doubts[place] = Doubt(doubt, (fed.cpu() * std + mean).clamp(0, 1))
+            doubts[place] = Doubt(doubt, to_unit_range(view, fed.cpu()))
     return doubts
 
 
 def scaled_apart(view: AttackerView) -> str:
-    """What shows that the first upload's tensors were scaled by themselves; "" where nothing does.
-    The gradient of the patch embedding's bias is the sum of those that patches' positions have."""
-    update = view.updates[0]
-    if PATCH_BIAS not in update.grads:
+    """What shows that the first upload's tensors were scaled by themselves; "" where nothing
+    does."""
+    beside = bias_beside_rows(view)
+    if beside is None:
         return ""
-    system, sent = patch_system(view, update), gradient(view, update, PATCH_BIAS)[0]
-    rows = system.rows[0].sum(0) + (0 if system.hidden_sum is None else system.hidden_sum[0])
-    factor = float(sent @ rows / rows.square().sum())
-    rest = float((sent - factor * rows).norm() / sent.norm())
+    factor, rest = (float(fact[0]) for fact in beside)
     if not rest < LITTLE or abs(factor - 1) < APART + rest:
         return ""
     return (
         f"the gradient of the patch embedding's bias is {factor:.4g} times the sum of those of "
         f"positions, as where {SCALED_APART}"
     )
+
+
+def bias_beside_rows(view: AttackerView) -> tuple[Tensor, Tensor] | None:
+    """How many times the gradient of the patch embedding's bias is the sum of those that patches'
+    positions have, which it equals, (n,), and what share of it is something else, (n,); None where
+    the first upload does not tell."""
+    update = view.updates[0]
+    if PATCH_BIAS not in update.grads or not bool(update.grads[PATCH_BIAS].any()):
+        return None
+    system, sent = patch_system(view, update), gradient(view, update, PATCH_BIAS).cpu()
+    rows = system.rows.sum(1) + (0 if system.hidden_sum is None else system.hidden_sum)
+    rows = rows.to(sent)
+    factors = (sent * rows).sum(1, keepdim=True) / rows.square().sum(1, keepdim=True)
+    return factors[:, 0], (sent - factors * rows).norm(dim=1) / sent.norm(dim=1)
 
 
 def doubts_of_certain(view: AttackerView, images: Tensor, certain: Tensor) -> dict[int, str]:
@@ -324,14 +341,28 @@ ZEROS = 1e-3
 LITTLE_SUM, ROUNDED_SUM = 5e-3, 1e-4
 """Relative errors of the sum of positions' rows, which noise may leave, and rounding alone: rows
 are so alike that one of 25 was 5 % of it."""
+CLIFF = 1e3
+"""From one singular value of a gradient to the next, where no more directions were sent."""
 LITTLE = 0.05
 """Relative error of the patches up to which the equations tell the client's picture from others."""
+
+
+BY_A_TOKEN = (
+    "a token (of SimMIM, BEiT) may have taken the place of some patches, which are not in it"
+)
+BIAS_APART = (
+    "The gradient of the patch embedding's bias is not the sum of those of positions: " + BY_A_TOKEN
+)
+ZEROS_APART = (
+    f"Patches of zeros solve the equations, and no bias's gradient tells more: {BY_A_TOKEN}"
+)
 
 
 def patch_check(view: AttackerView, patches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """How well patches (m, N, p), as they are fed, meet the equations of the first upload's patch
     embedding: their misfits (m,); whether they are met, bool (m,), as far as cond(A) tells the
-    errors of visible patches; and whether one picture alone solves them, bool (m,)."""
+    errors of visible patches; and whether one picture alone solves them, bool (m,), unless a token
+    took the place of patches."""
     update = view.updates[0]
     system = patch_system(view, update)
     rows, total, masked = system.rows.cpu(), system.total.cpu(), system.hidden.cpu()
@@ -347,7 +378,8 @@ def patch_check(view: AttackerView, patches: Tensor) -> tuple[Tensor, Tensor, Te
     centred = rows.sum(2).norm(dim=1) < LITTLE * rows.flatten(1).norm(dim=1)
     equations = width - centred.long()  # norms that take means away leave one fewer in G, too
     unique = (facts["rank_a"] == patch_count) & (patch_count < equations) & ~masked.any(1)
-    return misfits, misfits * facts["cond_a"] < LITTLE, unique & ~_replaced(view, patches)
+    unique &= ~_projected(update, total, patch_count)
+    return misfits, misfits * facts["cond_a"] < LITTLE, unique
 
 
 def _replaced(view: AttackerView, patches: Tensor) -> Tensor:
@@ -355,20 +387,35 @@ def _replaced(view: AttackerView, patches: Tensor) -> Tensor:
     place of an embedded patch (SimMIM, BEiT) gets its position, too, and nothing of the patch is in
     G, so that zeros solve it. The bias's gradient is the sum of the other rows; without it zeros
     tell nothing."""
-    update = view.updates[0]
-    if PATCH_BIAS not in update.grads or not bool(update.grads[PATCH_BIAS].any()):
+    beside = bias_beside_rows(view)
+    if beside is None:
         return _has_zeros(patches)
-    system, sent = patch_system(view, update), gradient(view, update, PATCH_BIAS).cpu()
-    rows = system.rows.sum(1) + (0 if system.hidden_sum is None else system.hidden_sum)
-    rows = rows.to(sent)
-    times = (sent * rows).sum(1, keepdim=True) / rows.square().sum(1, keepdim=True)
-    off = (sent - times * rows).norm(dim=1) / sent.norm(dim=1)
-    return ~(off < torch.where(_has_zeros(patches), ROUNDED_SUM, LITTLE_SUM))
+    return ~(beside[1] < torch.where(_has_zeros(patches), ROUNDED_SUM, LITTLE_SUM))
 
 
 def _has_zeros(patches: Tensor) -> Tensor:
     """Which of the pictures (m, N, p) have a patch of zeros, bool (m,)."""
     return (patches.abs().amax(-1) < ZEROS).any(1).cpu()
+
+
+def _projected(update: ClientUpdate, total: Tensor, patch_count: int) -> Tensor:
+    """Which gradients G (m, D, p) of the patch embedding tell, and are solved by, a part of the
+    pixels alone, bool (m,): an optimizer took the mean out of each row (gradient centralisation),
+    so that each patch sums up to 0; or the client sent few directions of each tensor (PowerSGD), of
+    which no layer shows more than G."""
+    length = math.sqrt(total.shape[2]) * total.flatten(1).norm(dim=1)
+    projected = total.sum(2).norm(dim=1) < LITTLE * length
+    values = torch.linalg.svdvals(total)[:, : min(patch_count, total.shape[2])]
+    for index, sizes in enumerate(values):
+        steps = sizes[:-1] / sizes[1:].clamp_min(1e-300)
+        if not len(steps) or float(steps.max()) < CLIFF:
+            continue
+        few = int(steps.argmax()) + 1
+        least = (sizes[few - 1] * sizes[few]).sqrt() / sizes[0]
+        layers = (g[index].double() for n, g in update.grads.items() if n not in PATCH_SYSTEM)
+        of_layers = [torch.linalg.svdvals(g) for g in layers if g.ndim == 2]
+        projected[index] |= all(int((own > least * own[0]).sum()) <= few for own in of_layers)
+    return projected
 
 
 class Judged(NamedTuple):
@@ -378,6 +425,8 @@ class Judged(NamedTuple):
     certain: Tensor | None = None  # (m,) bool; none that is doubted
     doubts: Mapping[int, str] = {}
     """{place: what its pixels say against the declared normalisation}."""
+    replaced: str = ""
+    """What says that a token may have taken the place of patches, but for which one is certain."""
 
 
 def judged(
@@ -397,12 +446,12 @@ def judged(
             misfits, are_met, unique = patch_check(view, patches)
         except BREAKDOWN:
             return Judged()
-    certain = found.get(CERTAIN)
+    certain, solved = found.get(CERTAIN), torch.zeros(0, dtype=torch.bool)
     if certain is not None:
         sure = certain.cpu() == 1
         patches = to_patches(_normalised(view, images), view.model.patch_size)
         if update.batch == 1 and OPEN_LEVELS in found:
-            sure &= ~_replaced(view, patches)
+            solved, sure = sure, sure & ~_replaced(view, patches)
             for place in sure.nonzero().flatten().tolist():
                 if apart := scaled_apart(view.part(place)):
                     reasons[place] = apart
@@ -414,11 +463,15 @@ def judged(
             leave = f"{100 * float(shares[place]):.1f} % of its pixels leave [0, 1]: {OTHERWISE}"
             reasons.setdefault(place, leave)
     elif misfits is not None:
-        sure = unique & are_met
+        solved = unique & are_met
+        sure = solved & ~_replaced(view, patches)
     else:
         return Judged(None, None, reasons)
+    replaced = ""
+    if len(solved) and bool((solved & ~sure).any()):
+        replaced = BIAS_APART if PATCH_BIAS in update.grads else ZEROS_APART
     sure[list(reasons)] = False
-    return Judged(misfits, sure, reasons)
+    return Judged(misfits, sure, reasons, replaced)
 
 
 def of_recorded(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, print_json
+from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, check_idle, print_json
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import size_of
 
@@ -46,12 +46,8 @@ def check(argv: list[str], usage: Usage) -> int:
             f"{'none of them' if folder is None else 'both'}. Give one of the two."
         )
     asked = {n: getattr(arguments, n) for n in ("img_size", "batch", "withhold", "mjp")}
-    changed = [name for name, value in asked.items() if value != getattr(CheckArguments, name)]
-    if model is None and changed:
-        raise UserError(
-            f"mjp check: expected --{changed[0].replace('_', '-')} with --model NAME|FILE, got a "
-            "folder of uploads, whose headers state it. Leave it out."
-        )
+    if model is None:
+        check_idle(arguments, asked, "the headers of a folder of uploads state it")
     from mjp_privacy.uploads.check import check_model, check_uploads
 
     checked = None if folder is None else check_uploads(folder)

@@ -49,10 +49,11 @@ class Reconstructed:
     residuals: Tensor | None = None
     """(m,) || g(image) - g || / || g || of the patch embedding's gradient, of a batch that of all
     its pictures together; None: the labels are not known."""
-    factors: Tensor | None = None
-    """(m,) f, with which f g(image) is nearest to g: a client that clips sends less than g."""
-    scaled: Tensor | None = None  # (m,) the residuals of f g(image)
-    rolled: float = math.nan  # the mean of `scaled` with all patches of these moved by one
+    factor: float = math.nan
+    """f, with which f g(image) is nearest to g, in the mean: 0.017 means that the upload is the
+    gradient times that, as of a client that clips."""
+    scaled_residual: float = math.nan  # of f g(image), in the mean
+    rolled: float = math.nan  # the same with all patches of these moved by one
     ordered: int = 0  # patches, masked or without positions, that borders alone put in order
     labels: Tensor | None = None
     """(m,) of a batch whose pictures explain the gradient: the class of each."""
@@ -61,6 +62,7 @@ class Reconstructed:
     """(m,) bool: whatever the loss, only the client's picture fits, or one that uploads share."""
     doubts: Mapping[int, str] = field(default_factory=dict)
     """{place of a picture: what its pixels say against the declared mean and std}."""
+    replaced: str = ""  # what says that a token may have taken the place of patches
     seconds: float = 0.0  # with its checks and scores
     mask: Tensor | None = None  # (m, N) the positions that MJP masked, as the attack names them
     uncompared: str = ""  # why no residual can be computed, beside missing labels and gradients
@@ -82,16 +84,6 @@ class Reconstructed:
         """The mean of `residuals`: near 0, the pictures have the gradient that was sent. NaN where
         the labels are not known."""
         return _mean(self.residuals)
-
-    @property
-    def factor(self) -> float:
-        """The mean of `factors`: 0.017 means that the upload is the gradient times that."""
-        return _mean(self.factors)
-
-    @property
-    def scaled_residual(self) -> float:
-        """The residual once the gradient was multiplied by `factor`."""
-        return _mean(self.scaled)
 
     @property
     def misfit(self) -> float:
@@ -160,7 +152,7 @@ DINOv2, ViT-Ti), the client's own 2e-5 at most, in float32."""
 PART = "the uploaded gradient of the patch embedding"
 AS_DECLARED = (
     "as far as mean, std and the order of channels are as declared, and no tensor's "
-    "gradient was scaled by itself"
+    "gradient was altered by itself"
 )
 NOT_ASSUMED = (
     "one of these is not as assumed: the loss (plain cross entropy; dropout, label smoothing and "
@@ -209,6 +201,7 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
         return f"{said} {fits}".strip()
     order = f" Borders alone put {best.ordered} patches in order." if best.ordered else ""
     counted = f" Pictures count as square ({shape})." if shape else ""
+    counted += f" {best.replaced}." if best.replaced else ""
     if fits:
         return f"{fits}{order}{counted} That is no proof of good pictures: look (.show())."
     if not known and not best.misfit >= EXPLAINED:
@@ -285,8 +278,8 @@ class Leak:
     skipped: Mapping[str, str] = field(default_factory=dict)  # {attack: why it was not run}
     seconds: float = 0.0  # that the call took, with reading, checks and scores
     moved: int = 0
-    """Patches that stand elsewhere in patch_jigsaw's picture than in the one that was fed, where
-    their borders say that the client shuffled; else 0."""
+    """Patches of the picture that was fed that stand elsewhere once it is put in order, where their
+    borders say that the client shuffled; else 0."""
     other_size: tuple[int, int] | None = None
     """Of pictures that the network takes as well as squares, where no img_size was given."""
 
@@ -376,16 +369,21 @@ class Leak:
             nearest = max(scored, key=lambda made: made.psnr)
             if nearest.psnr > best.psnr + NEARER:
                 said += f"Another attack came nearer to the originals: {self._score(nearest)}. "
-        fed = self.ranked[1] if self.moved and self.batch == 1 else best
-        said += what_checks_say(fed, self)
-        if fed is not best:
+        put_back = self.moved > 0 and best.is_sorted
+        said += what_checks_say(self.ranked[1] if put_back else best, self)
+        if self.moved:
             shape = self.another_shape
             another = f", or of pictures of another shape ({shape})" if shape else ""
+            order = "Where they belong no gradient of one upload tells."
+            if put_back:
+                order = (
+                    f"{best.attack} put the same patches back by their borders; that order is a "
+                )
+                order += "guess, which no gradient of one upload tells."
             said += (
                 f" That is the picture as it was fed: {self.moved} of its patches stand where "
                 "their borders do not fit, as of a client that shuffles and masks none"
-                f"{another}. {best.attack} put the same patches back by their borders; that order "
-                "is a guess, which no gradient of one upload tells."
+                f"{another}. {order}"
             )
         if not self.doubt:
             return said

@@ -4,7 +4,7 @@ which `save_upload` makes a recorded one."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -247,7 +247,7 @@ def own_uploads(
         raise refusal("gradients", "as many independent steps in each upload", got, do)
     client = step_client(facts, lambda: images_in_a_step(labels, images, steps[0]))
     updates = [_update_of(one, client, errors, number) for number, one in enumerate(sent)]
-    notes = []
+    notes = list[str]()
     for number, of in enumerate(() if as_sent else models):
         updates[number], decays = less_undeclared_decay(updates[number], weights_of(of))
         if decays:
@@ -256,35 +256,70 @@ def own_uploads(
                 f"some gradients hold {more} times their weights beyond the declared weight decay, "
                 "as sums show that norms make 0 else: that was taken out"
             )
-    first, card = updates[0], models[0].card
-    if TABLE not in first.grads and getattr(models[0], TABLE, None) is not None:
-        notes.append(
+    notes += _notes_of_step(updates[0], models[0])
+    told, doubts = _told_labels(updates, models)
+    notes += doubts
+    given = None
+    if labels is not None:
+        given = read_labels(labels, steps[0] * client.batch, models[0].card.num_classes)
+        if told is not None and not torch.equal(told, given):
+            notes.append(
+                f"labels {given.tolist()} were given, and the classifier's gradient says "
+                f"{told.tolist()}: residuals are wrong if the given ones are"
+            )
+    source: Any = "given"
+    if given is None:
+        source = "unknown" if told is None else "read off the gradient"
+    known = told if given is None else given
+    return OwnUploads(updates, models, known, source, tuple(dict.fromkeys(notes)), client)
+
+
+def _notes_of_step(update: ClientUpdate, model: LoadedModel) -> Iterator[str]:
+    """What is to be known of a step and its network to read the results."""
+    if TABLE not in update.grads and getattr(model, TABLE, None) is not None:
+        yield (
             f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table, or does "
             "not tell those of the patches to which it is stretched: it is taken as withheld"
         )
-    if getattr(models[0], "normalises", False):
+    card = model.card
+    if tower := getattr(model, "tower", ""):
+        yield (
+            f"the network takes more than a picture: its part {tower} is read, whose outputs tell "
+            "no class; mean and std are of what that part is given"
+        )
+    if getattr(model, "normalises", False):
         of_both = [", ".join(f"{v:.4g}" for v in values) for values in (card.mean, card.std)]
-        notes.append(
+        yield (
             "the network normalises pictures itself; after what was declared that makes mean "
             f"{of_both[0]} and std {of_both[1]}, which are those that notes and verdict name"
         )
-    if (whole := models[0].whole_size) is not None:
-        notes.append(
+    if (whole := model.whole_size) is not None:
+        yield (
             f"of pictures of {size_text(whole)} px the network embeds {size_text(card.img_size)}: "
             "what is beyond whole patches is in no gradient"
         )
-    if first.optimizer == "adamw":
-        notes.append(
+    if update.optimizer == "adamw":
+        yield (
             "an AdamW step sends most entries of the gradient by their sign alone (of their size "
             "it holds what the weights' precision resolves): that attacks fail on it is no "
             "evidence of safety"
         )
-    shown = [shown_labels(update, of) for update, of in zip(updates, models, strict=True)]
+
+
+def _told_labels(
+    updates: Sequence[ClientUpdate], models: Sequence[LoadedModel]
+) -> tuple[Tensor | None, list[str]]:
+    """The labels (n,) of single pictures that the classifier's gradient tells, and what speaks
+    against them, or against what was said of the step."""
+    first, doubts = updates[0], list[str]()
+    tower = getattr(models[0], "tower", "")
+    both = zip(updates, models, strict=True)
+    shown = [None if tower else shown_labels(update, of) for update, of in both]
     classes = sorted({tuple(labels.tolist()) for labels in shown if labels is not None})
     told = shown[0]
     step, shows = first.batch, told is not None
     if step > 1:
-        shows = first.steps_in_all == 1 and first.optimizer == "sgd"
+        shows = not tower and first.steps_in_all == 1 and first.optimizer == "sgd"
     several = _classes_of(first, models[0]) if shows else 1
     turned = shows and step == 1 and _is_turned(first, models[0])
     if turned or several > step:
@@ -293,7 +328,7 @@ def own_uploads(
         another = "of weights after minus before (give kind='weight_difference' and lr=…)"
         if first.kind == "weight_difference":
             another = "of weights before minus after, or of a step that climbs"
-        notes.append(
+        doubts.append(
             "the classifier's gradient has one positive entry, where that of a picture has one "
             f"negative one: this looks like a turned sign, as {another}"
             if turned
@@ -302,23 +337,12 @@ def own_uploads(
         )
     if told is not None and len(classes) > 1:
         told = None
-        notes.append(
+        doubts.append(
             "the classifier's gradients of these uploads point to different classes, "
             f"{', '.join(str([*each]) for each in classes)}, but several uploads are "
             "taken as of the same pictures: attack those of different pictures alone"
         )
-    given = None
-    if labels is not None:
-        given = read_labels(labels, steps[0] * first.batch, card.num_classes)
-        if told is not None and not torch.equal(told, given):
-            notes.append(
-                f"labels {given.tolist()} were given, and the classifier's gradient says "
-                f"{told.tolist()}: residuals are wrong if the given ones are"
-            )
-    source: Any = "given" if labels is not None else "read off the gradient"
-    known = told if given is None else given
-    source = source if known is not None else "unknown"
-    return OwnUploads(updates, models, known, source, tuple(dict.fromkeys(notes)), client)
+    return told, doubts
 
 
 def _update_of(

@@ -13,8 +13,10 @@ from attacks import find_attack
 from attacks.budget import Budget, limited
 from attacks.equations.patch_system import normalised
 from attacks.equations.span import hull_rows, split_hull
-from attacks.lattice.cost import Frame, Reals
+from attacks.lattice.cost import GREY, Frame, Reals
+from attacks.lattice.integers import whole_columns
 from attacks.lattice.unmixing import FIXED, FREE, Unmixed, continued, unmix
+from attacks.patch_variants import SURE
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Pixels, Reconstruction
 from mjp_privacy.models import LoadedModel
@@ -85,7 +87,7 @@ def test_masked_patches_come_back_exactly_and_complete_the_others(
     assert same_set(found.patches, patches[:masked])
     assert not len(found.frame.colours)
     if masked > 1:
-        completed, whole = found.complete(partial)
+        completed, whole = found.complete(partial, torch.full_like(partial, GREY / 255))
         assert whole.all()
         assert (completed - patches[masked:]).abs().max() < 1e-6
 
@@ -109,7 +111,7 @@ def test_a_partial_patch_of_no_integers_is_not_passed_off(patches: Tensor) -> No
     found, partial = unmixed(patches)
     generator = torch.Generator().manual_seed(2)
     partial[3] += 0.02 * torch.randn(LENGTH, generator=generator, dtype=torch.float64)
-    completed, whole = found.complete(partial)
+    completed, whole = found.complete(partial, torch.full_like(partial, GREY / 255))
     assert whole.tolist() == [row != 3 for row in range(10)]
     assert (completed - patches[6:])[whole].abs().max() < 1e-6
 
@@ -219,3 +221,26 @@ def test_the_spans_picture_stands_where_the_search_is_ended(
             assert torch.allclose(made.images, guess, atol=1e-12)
     monkeypatch.undo()
     assert made.images.equal(attacked("pixel_lattice", model, photographs[:1], gamma=0.5)[0].images)
+
+
+@pytest.mark.parametrize(
+    ("free", "error", "told"),
+    [(1, 1e-4, True), (2, 1e-4, True), (3, 1e-4, True), (3, 0.02, False), (4, 0.02, False)],
+)
+def test_whole_numbers_are_those_of_a_search_of_all(free: int, error: float, told: bool) -> None:
+    """Five numbers of 0 to 7, of which some directions are open: with small errors they are the
+    client's; with large ones Babai's plane misses some that are nearer, none of which is sure."""
+    drawn = np.random.default_rng(free)
+    directions = np.linalg.qr(drawn.standard_normal((5, 5)))[0]
+    sizes = np.where(np.arange(5) < free, 2.0, error)
+    truth = drawn.integers(0, 8, (5, 12)).astype(float)
+    mean = truth + directions @ (sizes[:, None] * drawn.standard_normal((5, 12)))
+    found, doubt = whole_columns(mean, (directions * sizes**2) @ directions.T)
+    known = directions.T / sizes[:, None]
+    around = known @ np.indices((11,) * 5).reshape(5, -1) - 5 * known.sum(1, keepdims=True)
+    off, start = known @ (found - mean), known @ (np.rint(mean) - mean)
+    least = [np.square(around + one[:, None]).sum(0).min() for one in start.T]
+    missed = np.square(off).sum(0) > np.array(least) + 1e-6
+    assert not (missed & (doubt <= SURE)).any()
+    assert missed.any() != told
+    assert not told or ((found == truth).all() and (doubt <= SURE).all())

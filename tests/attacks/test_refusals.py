@@ -239,7 +239,7 @@ def test_an_option_of_another_type_or_size_is_refused(name: str, option: str, ki
         ("multi_round", {"uploads": 0}, "uploads"),
         ("multi_round", {"upload": 6}, "uploads"),
         ("masked_span", {"uploads": 6}, "uploads"),
-        ("april_unk_aware", {"engine": "breaching"}, "batched"),
+        ("masked_span", {"completion": "fields"}, "field"),
         ("april_optimization", {"positions": 0}, "positions"),
         ("gradvit", {"step_size": 0}, "step_size"),
         ("gradvit", {"image_prior": "resnet.pth"}, "resnet.pth"),

@@ -242,7 +242,8 @@ def test_a_run_id_is_of_all_that_makes_rows_others() -> None:
         {"dtypes": ["float64"]},
         {"client": {"dal": True}},
         {"block": 2},
-        {"attacks": [{"name": "april", "options": {"engine": "breaching"}}]},
+        {"attacks": [{"name": "masked_span"}]},
+        {"attacks": [{"name": "masked_span", "options": {"completion": "patch"}}]},
         {"grid": [{"models": ["ViT"], "settings": ["b"]}]},
         {"models": {"ViT": {**TINY, "seed": 1}}},
         {"models": {"ViT": {**TINY, "num_classes": 11}}},
@@ -309,7 +310,10 @@ def test_cells_that_become_equal_stand_once_where_the_first_stood() -> None:
     for gamma in (-0.1, 1.1, float("nan"), float("inf")):
         with pytest.raises(UserError, match="--gamma"):
             with_gamma(changed, gamma)
-    grid = [{"models": ["plain"], "settings": ["a"], "dtypes": [t]} for t in ("float32", "float64")]
+    fed = [{"models": ["plain"], "settings": ["a"]}]  # where nothing is shuffled
+    with pytest.raises(UserError, match="--gamma"):
+        with_gamma(load_experiment(small(grid=fed)), 0.5)
+    grid = [{"models": ["plain"], "settings": ["b"], "dtypes": [t]} for t in ("float32", "float64")]
     both = expand(with_gamma(load_experiment(small(grid=grid)), 0.5))
     assert [cell.dtype for cell in both] == ["float32", "float64"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -52,13 +53,19 @@ class Grid:
             for at in range(nodes)
         }
         self.gone: set[int] = set()
+        self.slow = False  # they come one by one, and their apps take a while to start
 
     def get_node_ids(self) -> list[int]:
+        if self.slow and self.gone:
+            self.gone.pop()
         return [node for node in self.contexts if node not in self.gone]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
+        if self.slow:
+            time.sleep(0.2)
+            assert timeout == RUN_CONFIG["round-timeout"]
         return [reply for message in messages if (reply := self._one(message)) is not None]
 
     def _one(self, message: Message) -> Message | None:
@@ -231,6 +238,10 @@ def test_nodes_that_go_that_never_came_and_that_name_no_partition(
     going.answer = train
     missing = [line["missing"] for line in lines(serve(going, data, tmp_path / "going", config))]
     assert [list(clients) for clients in missing] == [[], ["1"], ["1"]]
+    late = Grid(data, nodes=3)
+    late.slow, late.gone = True, {10, 11, 12}
+    missing = [line["missing"] for line in lines(serve(late, data, tmp_path / "late", config))]
+    assert missing == [{}, {}, {}]
     grid = Grid(data, nodes=2)
     grid.contexts[11].node_config = {"partition-id": 2, "num-partitions": 2}
     grid.contexts[12] = context(node={})

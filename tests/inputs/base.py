@@ -124,6 +124,7 @@ MOST_CPU = 20.0  # seconds
 MOST_MEMORY = 4 << 30  # bytes of addresses, beside those that this process has
 MOST_FILE = 256 << 20
 MOST_LINES = 40
+TYPES = re.compile(r"NoneType|FieldInfo|\w+(?:Arguments|Config) has ")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b\u202a-\u202e\u2066-\u2069]")
 
 
@@ -143,6 +144,7 @@ class Outcome:
             "a traceback": "Traceback (most recent call last)" in said,
             f"exit code {self.code}": self.code not in codes,
             "many lines": bool(self.code) and len(said.splitlines()) > MOST_LINES,
+            "names of types": TYPES.search(said) is not None,
             "control characters": CONTROL.search(said) is not None,
             f"it does not name {name}": bool(self.code) and name not in said,
         }

@@ -257,6 +257,13 @@ class Upended(Convolved):
         return self.embed(x).flip(2).flatten(2).mT  # type: ignore[no-any-return]
 
 
+class Uncalled(Convolved):
+    """One that reads its patch embedding's weights and never calls it."""
+
+    def patches(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.embed.weight, stride=PATCH).flatten(2).mT
+
+
 class Detached(Convolved):
     """One that does not learn its patch embedding."""
 
@@ -315,6 +322,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {  # a
     "two tables": (TwoTables, {}, "more_pos"),
     "rows from below, a head of zeros": (Upended, {}, "Upended"),
     "an embedding that is not learned": (Detached, {}, "Detached"),
+    "an embedding that is not called": (Uncalled, {}, "Conv2d(3"),
     "a norm of weights": (normed_weights, {}, "Convolved"),
     "overlapping patches": (lambda: timm.create_model("pit_ti_224"), {}, "patch_embed.conv"),
     "films": (lambda: embedded_by(nn.Conv3d(3, DIM, (1, 8, 8), (1, 8, 8))), {}, "0.0"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -22,6 +23,9 @@ from mjp_privacy.models.loading import outline_model
 from tests.helpers.models import ARCHITECTURE, KNOWN, SMALL, State, saved, state_of
 
 CLIP = {"pre_norm": True, "patch_bias": False, "head_bias": False, "norm_eps": 1e-5}
+
+
+DINO = "vit_small_patch14_dinov2"
 
 
 def refusal(**given: Any) -> str:
@@ -45,6 +49,13 @@ def beside(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Callab
     return lambda state: {**state, name: torch.zeros(shape, dtype=dtype)}
 
 
+def named(name: str) -> Callable[[State], State]:
+    """A network of timm's in place of the small one."""
+    with torch.device("meta"):
+        shapes = {n: t.shape for n, t in timm.create_model(name).state_dict().items()}
+    return lambda _: {n: torch.zeros(shape, dtype=torch.float16) for n, shape in shapes.items()}
+
+
 FILES: list[tuple[Callable[[State], State], dict[str, Any], str]] = [
     (without("norm.weight"), {}, "1: norm.weight"),
     (without("pos_embed"), {}, "img_size=…"),
@@ -65,6 +76,8 @@ FILES: list[tuple[Callable[[State], State], dict[str, Any], str]] = [
     (beside("head.\x1b[2J", 24), {}, r"head.\x1b[2J"),
     (beside("blocks.1.attn.qkv.weight", 72, 24, dtype=torch.int8), {}, "blocks.1.attn.qkv.weight"),
     (without(), {"name": "vit_tiny_patch16_224"}, "blocks.10"),
+    (named("vit_tiny_patch16_224"), {"name": "vit_small_patch16_224"}, "(vit_tiny_patch16)"),
+    (named("resnet18"), {"name": DINO, "num_heads": None}, "another network"),
 ]
 
 

@@ -116,7 +116,7 @@ def test_what_is_no_such_archive_is_refused(
     for named, path in [*cases, *((path.name, path) for path in alone)]:
         refused(capsys, named, "sample", "--cifar10", path, "--out", tmp_path / "out")
     words = ("--cifar10", whole, "--corrupt", "--out", tmp_path / "out")
-    refused(capsys, "--cifar10", "sample", *words)
+    refused(capsys, "--corrupt", "sample", *words)
     assert not (tmp_path / "out").exists()
 
 
@@ -152,6 +152,9 @@ def test_every_class_occurs_and_discs_differ_only_by_where_they_are() -> None:
     assert abs(high.mean() - low.mean()) < 3 * np.hypot(high.std(), low.std()) / 5
 
 
+OF_PICTURES = (["--corrupt"], ["--size", 64], ["--per-class", 2], ["--limit", 3], ["--labels", "x"])
+
+
 def test_options_that_do_not_fit_and_a_folder_with_something_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,7 +164,10 @@ def test_options_that_do_not_fit_and_a_folder_with_something_else(
     for words, out, said in (
         (["--shapes", 0], "out", "got 0"),
         (["--shapes", 4, "--from", "x"], "out", "--shapes"),
-        (["--shapes", 4, "--corrupt"], "out", "--corrupt"),
+        *((["--shapes", 4, *word], "out", word[0]) for word in OF_PICTURES),
+        (["--cifar10", "x", "--seed", 1], "out", "--seed"),
+        (["--from", "x", "--size", 64], "out", "--size"),
+        (["--per-class", 0], "out", "mjp sample: 1 mistake"),
         ([], "out", "--from"),
         (["--shapes", 4], "mine", "mine"),
         (["--shapes", 4], "mine/file.png", "file.png"),

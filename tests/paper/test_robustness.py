@@ -246,8 +246,13 @@ def test_mistakes_with_a_and_o(
         ("--data", "all", "--imagenet-o", whole, "--data", other),
         ("--imagenet-a", "all", "--imagenet-a", whole, "--out", whole / "out"),
         ("--data", "all"),
-        ("--data", "all", "--imagenet-a", whole, "--data", flat),
+        ("--data", "five", "--imagenet-c", c, "--data", flat),
         ("five", "five", "--imagenet-c", c),
+        ("--gamma", "all", "--imagenet-a", whole, "--gamma", 0.1),
+        ("--preset", "all", "--imagenet-a", whole, "--preset", "paper"),
+        ("--unknown-embedding", "all", "--imagenet-a", whole, "--unknown-embedding", "False"),
+        ("--labels", "all", "--imagenet-a", whole, "--labels", "x.csv"),
+        ("--data", "all", "--imagenet-a", whole, "--data", whole),
     ):
         file = models / f"{model}.safetensors"
         refused(capsys, named, "evaluate", "--checkpoint", file, *words)

@@ -130,9 +130,7 @@ def test_the_order_that_borders_told_is_named_beside_the_gradient(masking: Loade
 def explaining(residual: float, rolled: float, **facts: Any) -> str:
     """The verdict on a picture with this residual, and with that where its patches are moved."""
     left = torch.tensor([residual])
-    made = Reconstructed(
-        "april", PHOTOGRAPHS[:1], left, torch.ones(1), left, rolled=rolled, labels=LABEL
-    )
+    made = Reconstructed("april", PHOTOGRAPHS[:1], left, 1.0, residual, rolled=rolled, labels=LABEL)
     return Leak({"april": made}, {}, LABEL, "given", **facts).verdict
 
 
@@ -191,15 +189,15 @@ def test_which_attack_is_the_best(
     for name, residual in residuals.items():
         left = torch.full((batch,), residual)
         misfit = torch.full((batch,), misfits.get(name, math.nan))
-        pictures, ones = PHOTOGRAPHS[:batch], torch.ones(batch)
-        made[name] = Reconstructed(name, pictures, left, ones, left, misfits=misfit)
+        pictures = PHOTOGRAPHS[:batch]
+        made[name] = Reconstructed(name, pictures, left, 1.0, residual, misfits=misfit)
     assert Leak(made, {}, None, "unknown", batch=batch).best.attack == best
 
 
 def test_a_doubt_about_the_best_picture_is_in_the_verdict() -> None:
     left, doubts = torch.tensor([0.1]), {0: "no levels"}
     made = Reconstructed(
-        "april", PHOTOGRAPHS[:1], left, torch.ones(1), left, misfits=torch.ones(1), doubts=doubts
+        "april", PHOTOGRAPHS[:1], left, 1.0, 0.1, misfits=torch.ones(1), doubts=doubts
     )
     assert "colours" in Leak({"april": made}, {}, LABEL, "given").verdict
 

@@ -10,6 +10,8 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import remove_parametrizations
 
 from attacks.prior.files import find_prior
 from mjp_privacy import attack_gradients
@@ -43,6 +45,7 @@ from tests.uploads.networks import (
     turned,
 )
 
+HALF: dict[str, Any] = {"mean": 0.5, "std": 0.5}
 PEELING: dict[str, Any] = {"attacks": "token_peeling", "img_size": 32}
 
 
@@ -390,6 +393,58 @@ def test_an_embedding_of_masked_patches_is_known_by_its_gradient(
     )
 
 
+class WithText(nn.Module):
+    """A ViT's features beside those of texts, whose likeness is what is trained, as CLIP's."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        for name in place.split(".")[:-1]:
+            self.add_module(name, nn.Module())
+        holder, _, name = place.rpartition(".")
+        self.get_submodule(holder).add_module(name, Own(**first()))
+        self.place, self.text = place, nn.Embedding(10, 10)
+
+    def forward(self, image: Tensor, ids: Tensor) -> Any:
+        return self.get_submodule(self.place)(image) @ self.text(ids).mT
+
+
+@pytest.mark.parametrize("place", ["visual", "vision_model", "encoder.vit"])
+def test_the_part_that_takes_pictures_is_read_and_named(place: str) -> None:
+    """With its gradients under the names that they have in the whole."""
+    network, image = WithText(place).eval(), photographs(1).float()
+    loss = nn.functional.cross_entropy
+    loss(network((image - 0.5) / 0.5, torch.arange(10)), torch.tensor([3])).backward()
+    sent = {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
+    leak = attack_gradients(network, sent, images=image, attacks="patch_gradient", **HALF)
+    assert best_of(leak) == ("patch_gradient", 1, 1)
+    assert [f"part {place} is" in note for note in leak.notes] == [True]
+    network.second = Own(**first())
+    with pytest.raises(UserError, match="WithText"):
+        attack_gradients(network, sent, attacks="patch_gradient", **HALF)
+
+
+def test_weight_norm_is_refused_and_left_out_as_the_refusal_says() -> None:
+    network, image = Own(**first()).eval(), photographs(1).float()
+    name, of = "embed.weight", "embed.parametrizations.weight.original"
+    weight_norm(network.embed)
+    nn.functional.cross_entropy(network((image - 0.5) / 0.5), torch.tensor([3])).backward()
+    with pytest.raises(UserError, match="weight_norm"):
+        attack_gradients(network, attacks="patch_gradient", **HALF)
+    g, v = (network.get_parameter(f"{of}{number}") for number in (0, 1))
+    of_g, of_v = g.grad, v.grad
+    assert of_g is not None
+    assert of_v is not None
+    sent: dict[str, Any] = {
+        n: p.grad for n, p in network.named_parameters() if not n.startswith(of)
+    }
+    g, v = g.detach(), v.detach()
+    size = v.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    remove_parametrizations(network.embed, "weight")
+    sent[name] = of_g * v / size + of_v * size / g
+    leak = attack_gradients(network, sent, images=image, attacks="patch_gradient", **HALF)
+    assert best_of(leak) == ("patch_gradient", 1, 1)
+
+
 class Imitating(Own):
     """One whose clients hide patches behind a token, to which their positions are added."""
 
@@ -428,6 +483,8 @@ def test_patches_that_a_token_took_the_place_of_are_not_certain(
         leak = attack_gradients(network, images=image, attacks=asked, **given)
         assert leak.best.exact == (hidden is None)
         assert any(made.verified for made in leak) == (hidden is None)
+        assert ("SimMIM" in leak.verdict) == (hidden is not None)
+        assert ("bias is not the sum" in leak.verdict) == (hidden is not None and bias)
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.003])

@@ -193,11 +193,13 @@ class FlowerClients:
     # who is there -----------------------------------------------------------------------------
 
     def _meet(self) -> None:
-        """Wait until every client has a node, but no longer than `patience`."""
+        """Wait until every client has a node, or for `patience` no further one came."""
         clients = range(self.federation.config.clients.number)
-        until = time.monotonic() + self.run.patience
+        known, until = -1, 0.0
         while True:
             self._introduce()
+            if len(self.nodes) != known:
+                known, until = len(self.nodes), time.monotonic() + self.run.patience
             absent = [client for client in clients if self._host(client) is None]
             if not absent or time.monotonic() > until:
                 break
@@ -214,12 +216,14 @@ class FlowerClients:
         self._met = True
 
     def _introduce(self) -> None:
-        """Ask new nodes which clients they play; forget the nodes that are gone."""
+        """Ask new nodes which clients they play, which they answer once their app has started, and
+        have the time of a round for; forget the nodes that are gone."""
         present = set(self.grid.get_node_ids())
         self.nodes = {node: part for node, part in self.nodes.items() if node in present}
         new = sorted(present - set(self.nodes))
         asked = [Message(RecordDict(), node, MessageType.QUERY) for node in new]
-        for reply in self.grid.send_and_receive(asked, timeout=self.run.patience) if asked else ():
+        timeout = self.run.round_timeout
+        for reply in self.grid.send_and_receive(asked, timeout=timeout) if asked else ():
             node = reply.metadata.src_node_id
             if reply.has_error():
                 self.nodes[node] = None

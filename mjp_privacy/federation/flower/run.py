@@ -54,9 +54,10 @@ class RunOptions:
     record: Literal["all", "attacked", "none"] = "attacked"
     """Which tensors of each upload are written: every one, those of `record.parameters`, none."""
     patience: Positive = 60.0
-    """Seconds within which every client should have a SuperNode."""
+    """Seconds to wait for the next SuperNode, until every client has one."""
     round_timeout: Positive = 600.0
-    """Seconds after which a client that has not answered is left out of its round."""
+    """Seconds after which a client that has not answered is left out of its round; and a
+    SuperNode, once it is there, that has not said which clients it plays."""
 
 
 RUN_CONFIG: Mapping[str, str | float] = {
@@ -137,7 +138,7 @@ def _toml(values: Mapping[str, str | float]) -> str:
 
 LINK = "loopback"  # the name of our SuperLink in Flower's configuration
 MARK = "federation | "  # opens the lines of our server, to tell them from Flower's
-START_SECONDS, STOP_SECONDS = 60.0, 10.0
+START_SECONDS, STOP_SECONDS = 300.0, 10.0  # the first where many others are at work, too
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -11,6 +11,7 @@ are no more of them than stored positions; else it is taken as withheld.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -96,6 +97,9 @@ def load_module(
     prefix = ""  # of the network's names in what was given
     while inner := _inner(module):
         module, prefix = module.get_submodule(inner), f"{prefix}{inner}."
+    tower = _tower(module)
+    if tower:
+        module, prefix = module.get_submodule(tower), f"{prefix}{tower}."
     given = {"mean": mean, "std": std}
     if isinstance(module, LoadedModel | TimmNetwork):
         card, facts = module.card, {**given, "img_size": img_size}
@@ -118,13 +122,15 @@ def load_module(
         module = module.float()  # its own rounding would hide another activation
     pixels = _normalisation(module, given)
     with suppress(UserError):
-        plain = _plain_copy(module, pixels)
+        plain = None if tower else _plain_copy(module, pixels)
         projection = convolution_of(module)
         if plain is not None and img_size is None and projection is not None:
             plain.other_size = other_size(module, plain.grid, projection)
         if plain is not None and img_size in (None, plain.card.img_size):
             return plain
-    return cast(LoadedModel, _with_own_forward(module, prefix, **pixels, img_size=img_size))
+    network = _with_own_forward(module, prefix, **pixels, img_size=img_size)
+    network.tower = tower
+    return cast(LoadedModel, network)
 
 
 def _inner(module: nn.Module) -> str:
@@ -135,6 +141,28 @@ def _inner(module: nn.Module) -> str:
         return "visual" if "visual" in parts else ""
     is_torchs = kind.startswith("torch.") and len(parts) == 1
     return next((name for name in parts if is_torchs and name in ("module", COMPILED)), "")
+
+
+def _tower(module: nn.Module) -> str:
+    """The name of the part that takes one picture, in a network that takes more, as CLIP's do; ""
+    where there is none, or several parts embed patches."""
+    embedding = [
+        name
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Conv2d) and part.kernel_size == part.stride != (1, 1)
+    ]
+    if len(embedding) != 1 or _taken(module) < 2:
+        return ""
+    parts = embedding[0].split(".")
+    names = (".".join(parts[:end]) for end in range(1, len(parts)))
+    return next((name for name in names if _taken(module.get_submodule(name)) == 1), "")
+
+
+def _taken(module: nn.Module) -> int:
+    """How many arguments a network cannot do without."""
+    of = inspect.signature(module.forward).parameters.values()
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.default is one.empty and one.kind in named for one in of)
 
 
 # a plain ViT --------------------------------------------------------------------------------------
