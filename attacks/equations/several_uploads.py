@@ -62,7 +62,11 @@ class _Uploads:
     hidden: Tensor  # (K, N) bool
     sums: Tensor | None  # u (K, D)
     noise: float  # what singular values of F must exceed
-    equations: Tensor  # (K,) how many independent ones each upload has
+
+    def tested(self, used: Tensor, rank: int) -> bool:
+        """Whether equations of the uploads `used` (K,) bool are more than this rank, so that they
+        contradict where patches have no columns. Behind LayerNorms a row's numbers sum to zero."""
+        return int(used.sum()) * (self.rows.shape[2] - 1) > rank
 
 
 @dataclass(frozen=True)
@@ -181,16 +185,14 @@ def _in_their_span(systems: Sequence[PatchSystem], index: int) -> _Uploads:
     rounding = torch.finfo(values.dtype).eps * max(total.flatten(0, 1).shape) * float(values[0])
     noise = max(ABOVE_NOISE * float(values[patches : patches + 1].sum()), rounding)
     basis = basis[:patches][values[:patches] > noise]
-    turned = total @ basis.mT
     return _Uploads(
         basis,
-        turned,
+        total @ basis.mT,
         rows,
         total,
         torch.stack([system.hidden[index] for system in systems]),
         torch.stack(sums) if len(sums) == len(systems) else None,
         noise,
-        (torch.linalg.svdvals(turned) > noise).sum(1),
     )
 
 
@@ -209,7 +211,7 @@ def _by_themselves(uploads: _Uploads) -> _Columns:
             uploads.noise,
         )
         fits &= bool((misfit <= FITS).all())
-        untested = not opened.shape[1] and int(uploads.equations[seen].sum()) <= size
+        untested = not opened.shape[1] and not uploads.tested(seen, size)
         values[:, alike], contradict[alike] = solved, (misfit > FITS) | untested
         loose |= dict.fromkeys(alike.nonzero()[:, 0].tolist(), opened)
     if fits and size < patches:
@@ -242,8 +244,8 @@ def _by_sums(uploads: _Uploads, columns: _Columns) -> _Columns:
     solved, still, misfit = _solved(
         torch.cat(parts, -1).flatten(0, 1), rest.reshape(-1, 1), uploads.noise
     )
-    given, rank = int(uploads.equations[stands.any(1)].sum()), sum(sizes) - still.shape[1]
-    if given <= rank or float(misfit * rest.norm() / uploads.sums.norm()) > FITS:
+    tested = uploads.tested(stands.any(1), sum(sizes) - still.shape[1])
+    if not tested or float(misfit * rest.norm() / uploads.sums.norm()) > FITS:
         return columns.without_loose()
     values, loose = columns.values.clone(), dict[int, Tensor]()
     unknowns = zip(solved[:, 0].split(sizes), still.split(sizes), strict=True)
