@@ -18,8 +18,8 @@ so that as many directions stay open as columns are missing.
 
 Patches that are combinations of others (R < N), as equal ones are, have no z_i: their equations
 contradict each other. They are taken for equal: of these the sum of all rows is known, the hidden
-ones included, and has one column; where that contradicts as well they are missing. For this only
-more equations than unknowns count. Where R < N and none contradict, all columns are missing: then
+ones included, and has one column; where that contradicts as well they are missing. Only equations
+that outnumber their unknowns count. Where R < N and none contradict, all columns are missing: then
 A's rows may be dependent, not the patches, as where uploads of the same weights repeat each other.
 """
 
@@ -44,6 +44,7 @@ from attacks.equations.span import (
 FITS = 1e-3
 """Share of a right side that equations for columns of Z may leave before they contradict: of
 photographs in float32 they leave 3e-5 at most, of equal patches a tenth and more."""
+SPARE = 3  # equations beyond the unknowns that hardly fit by chance; a single one did in 1 of 600
 NOTHING = 1e-5  # share of the largest singular value at which others count as zero
 LOOSE = 1e-3  # the same of open directions, which noise turns
 CONTRADICTS = 30.0
@@ -64,9 +65,9 @@ class _Uploads:
     noise: float  # what singular values of F must exceed
 
     def tested(self, used: Tensor, rank: int) -> bool:
-        """Whether equations of the uploads `used` (K,) bool are more than this rank, so that they
-        contradict where patches have no columns. Behind LayerNorms a row's numbers sum to zero."""
-        return int(used.sum()) * (self.rows.shape[2] - 1) > rank
+        """Whether equations of the uploads `used` (K,) bool exceed this rank by `SPARE`, so that
+        they contradict where patches have no columns. Behind LayerNorms rows sum to zero."""
+        return int(used.sum()) * (self.rows.shape[2] - 1) >= rank + SPARE
 
 
 @dataclass(frozen=True)
