@@ -18,8 +18,9 @@ so that as many directions stay open as columns are missing.
 
 Patches that are combinations of others (R < N), as equal ones are, have no z_i: their equations
 contradict each other. They are taken for equal: of these the sum of all rows is known, the hidden
-ones included, and has one column; where that contradicts as well they are missing. So are all where
-uploads of the same weights that hide nothing repeat each other, and of more than p patches.
+ones included, and has one column; where that contradicts as well they are missing. Only equations
+that outnumber their unknowns count. Where R < N and none contradict, all columns are missing: then
+A's rows may be dependent, not the patches, as where uploads of the same weights repeat each other.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from attacks.equations.span import (
 FITS = 1e-3
 """Share of a right side that equations for columns of Z may leave before they contradict: of
 photographs in float32 they leave 3e-5 at most, of equal patches a tenth and more."""
+SPARE = 3  # equations beyond the unknowns that hardly fit by chance; a single one did in 1 of 600
 NOTHING = 1e-5  # share of the largest singular value at which others count as zero
 LOOSE = 1e-3  # the same of open directions, which noise turns
 CONTRADICTS = 30.0
@@ -61,6 +63,11 @@ class _Uploads:
     hidden: Tensor  # (K, N) bool
     sums: Tensor | None  # u (K, D)
     noise: float  # what singular values of F must exceed
+
+    def tested(self, used: Tensor, rank: int) -> bool:
+        """Whether equations of the uploads `used` (K,) bool exceed this rank by `SPARE`, so that
+        they contradict where patches have no columns. Behind LayerNorms rows sum to zero."""
+        return int(used.sum()) * (self.rows.shape[2] - 1) >= rank + SPARE
 
 
 @dataclass(frozen=True)
@@ -98,11 +105,14 @@ class SeveralUploads:
         no fewer than `still_open` directions stay open, or where one of the patches is wrong."""
         exact = exact & ~self.unknown.any(0)
         rest = ~exact
-        if not bool(exact.any()) or not 0 < int(rest.sum()) <= self.rows.shape[2]:
+        # Behind LayerNorms a row's numbers sum to zero; one more shows whether a patch is wrong.
+        if not bool(exact.any()) or not 0 < int(rest.sum()) < self.rows.shape[2] - 1:
             return None
         left_over = self.total - self.rows[:, exact].mT @ patches[exact]
         system = PatchSystem(self.rows[:, rest], left_over, self.unknown[:, rest], self.sums)
-        for columns, rows, hidden in zip(left_over, system.rows, system.hidden, strict=True):
+        # The sum of hidden rows is like one more pixel, which is 1 in every patch.
+        left = left_over if self.sums is None else torch.cat((left_over, self.sums[..., None]), 2)
+        for columns, rows, hidden in zip(left, system.rows, system.hidden, strict=True):
             over = torch.linalg.svdvals(off_rows(columns, rows[~hidden]))[int(hidden.sum()) :]
             if bool((over > CONTRADICTS * self.noise).any()):
                 return None
@@ -167,13 +177,14 @@ def _rank(strengths: Tensor, nothing: float = NOTHING) -> int:
 
 def _in_their_span(systems: Sequence[PatchSystem], index: int) -> _Uploads:
     """The uploads of the picture at `index`. Directions below the noise, which singular values
-    beyond the N-th show, are left out."""
+    beyond the N-th show, or below rounding are left out."""
     total = torch.stack([system.total[index] for system in systems])
     rows = torch.stack([system.rows[index] for system in systems])
     sums = [system.hidden_sum[index] for system in systems if system.hidden_sum is not None]
     patches = rows.shape[1]
     values, basis = torch.linalg.svd(total.flatten(0, 1), full_matrices=False)[1:]
-    noise = ABOVE_NOISE * float(values[patches]) if patches < len(values) else 0.0
+    rounding = torch.finfo(values.dtype).eps * max(total.flatten(0, 1).shape) * float(values[0])
+    noise = max(ABOVE_NOISE * float(values[patches : patches + 1].sum()), rounding)
     basis = basis[:patches][values[:patches] > noise]
     return _Uploads(
         basis,
@@ -191,7 +202,7 @@ def _by_themselves(uploads: _Uploads) -> _Columns:
     whose rows contradict each other have one column together, of which nothing is known."""
     size, patches = len(uploads.basis), uploads.hidden.shape[1]
     values = torch.zeros(size, patches).to(uploads.basis)
-    loose = dict[int, Tensor]()
+    loose, fits = dict[int, Tensor](), True
     contradict, visible = torch.zeros_like(uploads.hidden[0]), ~uploads.hidden
     for seen in torch.unique(visible, dim=1).mT:  # of patches that the same uploads show
         alike = (visible == seen.unsqueeze(1)).all(0)
@@ -200,8 +211,12 @@ def _by_themselves(uploads: _Uploads) -> _Columns:
             uploads.rows[seen][:, alike].transpose(1, 2).flatten(0, 1),
             uploads.noise,
         )
-        values[:, alike], contradict[alike] = solved, misfit > FITS
+        fits &= bool((misfit <= FITS).all())
+        untested = not opened.shape[1] and not uploads.tested(seen, size)
+        values[:, alike], contradict[alike] = solved, (misfit > FITS) | untested
         loose |= dict.fromkeys(alike.nonzero()[:, 0].tolist(), opened)
+    if fits and size < patches:
+        return _Columns(values[:, :0], torch.eye(patches).to(values)[:, :0], {})
     kept = (~contradict).nonzero()[:, 0].tolist()
     left_open = {at: loose[patch] for at, patch in enumerate(kept) if loose[patch].shape[1]}
     values, of = values[:, kept], torch.eye(patches).to(values)[:, kept]
@@ -230,7 +245,8 @@ def _by_sums(uploads: _Uploads, columns: _Columns) -> _Columns:
     solved, still, misfit = _solved(
         torch.cat(parts, -1).flatten(0, 1), rest.reshape(-1, 1), uploads.noise
     )
-    if float(misfit * rest.norm() / uploads.sums.norm()) > FITS:
+    tested = uploads.tested(stands.any(1), sum(sizes) - still.shape[1])
+    if not tested or float(misfit * rest.norm() / uploads.sums.norm()) > FITS:
         return columns.without_loose()
     values, loose = columns.values.clone(), dict[int, Tensor]()
     unknowns = zip(solved[:, 0].split(sizes), still.split(sizes), strict=True)

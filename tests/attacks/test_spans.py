@@ -155,6 +155,12 @@ def test_uploads_of_more_patches_than_a_row_has_numbers_determine_them_together(
         assert found.narrowed(guess, exact, 0) is None
         assert found.narrowed(guess + exact.unsqueeze(1) / 255, exact, 1) is None
         assert found.narrowed(guess, exact & False, 1) is None
+        untested = exact & (torch.arange(N) > NARROW - 2)  # so many others that all would fit
+        assert found.narrowed(guess, untested, 1) is None
+        if summed:
+            assert found.sums is not None
+            wrong = replace(found, sums=found.sums + 1)
+            assert wrong.narrowed(guess, exact, 1) is None
 
 
 @pytest.mark.parametrize("summed", [True, False])
@@ -181,6 +187,26 @@ def test_equal_patches_of_more_patches_than_a_row_has_numbers(summed: bool) -> N
     shown = [[0], [1], [2]]
     systems = [system(x, at, i, rows=draw(N, NARROW, seed=i)) for i, at in enumerate(shown)]
     assert torch.allclose(several_uploads(systems, 0).knowledge.known, x, atol=1e-7)
+    x[[1, 2]] = x[8].clone()  # as many kinds as a row has numbers: one upload never contradicts
+    systems = [
+        system(x, places, seed, summed=summed, rows=draw(N, N - 3, seed=seed))
+        for seed, places in enumerate([[4, 8], [5, 8], [6]], 1)
+    ]
+    holds(several_uploads(systems, 0).knowledge, x)
+
+
+@pytest.mark.parametrize("summed", [True, False])
+@pytest.mark.parametrize("width", [5, NARROW])
+def test_uploads_that_repeat_each_other_leave_all_open(width: int, summed: bool) -> None:
+    """Or that have fewer equations than there are patches, as rows of equal sums have."""
+    x, shared = draw(N, P, seed=0), draw(N, width, seed=1)
+    drawn = [shared, shared] if width == NARROW else [shared, draw(N, width, seed=2)]
+    hidden = [[1], []] if width < NARROW else [[1, 2, 3], [1, 2, 3]]
+    systems = [
+        system(x, places, 0, summed=summed, rows=rows - rows.mean(1, keepdim=True))
+        for places, rows in zip(hidden, drawn, strict=True)
+    ]
+    assert len(several_uploads(systems, 0).knowledge.basis) == P
 
 
 def test_a_visible_row_that_carries_nothing_gets_the_least_norm() -> None:
