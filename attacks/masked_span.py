@@ -184,7 +184,7 @@ class MultiRound(MaskedSpan):
         if refusal is None or refusal.kind != "underdetermined" or view.updates[0].batch != 1:
             return refusal
         patches, width = view.model.grid.patches, view.model.embed_dim
-        least, given = patches // width + 1, len(view.updates)
+        least, given = math.ceil(patches / (width - 1)), len(view.updates)  # norms take one
         if given >= least:
             return None
         return Refusal(

@@ -449,7 +449,7 @@ WRONG_JSON: list[tuple[str, Any, str]] = [
     ("preprocessor_config", {"image_mean": "x"}, "preprocessor_config.json.*image_mean.*'x'"),
     ("preprocessor_config", {"size": {"height": True}}, "size.*True"),
     ("preprocessor_config", {**PROCESSOR, "resample": 1}, "resample"),
-    ("preprocessor_config", {}, "mean, std"),
+    ("preprocessor_config", {}, "mean=…, std=…"),
 ]
 
 

@@ -361,7 +361,7 @@ def test_mistakes_are_said_without_a_traceback(
         ("words.txt", "words.txt"),
         ("bare", "bare.safetensors"),
         ("--img-size", "cifar_vit", "bare.safetensors"),
-        ("mjp analyse: 1 mistake(s): checkpoints",),
+        ("checkpoints",),
     ):
         refused(capsys, named, "analyse", *words, "--out", "out")
     refused(capsys, "spoiled", "analyse", "cifar_vit", "--out", "spoiled")
