@@ -110,8 +110,9 @@ def run(
     client: ClientConfig | None = None,
     **options: object,
 ) -> Outcome:
-    """An attack on the ViT at 192 px whose client feeds these pictures in a setting."""
-    attack, model = find_attack(name, options), real_model(folder, dtype=dtype)
+    """An attack on the ViT whose client feeds these pictures in a setting."""
+    size = pictures.images.shape[-1]
+    attack, model = find_attack(name, options), real_model(folder, size, dtype=dtype)
     view, fed = planted_view(model, attack, setting, **vars(pictures), client=client)
     assert attack.unsupported(view) is None
     found = attack.run(view, generator=torch.Generator())
@@ -209,6 +210,12 @@ def test_one_upload_as_it_was_fed_two_and_six(shared_data: Path) -> None:
     assert two.psnr.clamp(max=100).mean() >= 20
     six = run(shared_data, pictures.first(20), "multi_round", "c", uploads=6)
     assert six.psnr.median() >= 100
+
+
+def test_uploads_of_more_patches_than_the_width(shared_data: Path) -> None:
+    """At 224 px, where eight show each patch of these often enough."""
+    eight = run(shared_data, photographs(shared_data, 224, 3), "multi_round", "c", uploads=8)
+    assert eight.psnr.min() > 80
 
 
 @pytest.mark.nightly
