@@ -185,7 +185,9 @@ class Robustness:
         self.arguments, data = arguments, arguments.data
         c, a, o = arguments.imagenet_c, arguments.imagenet_a, arguments.imagenet_o
         not_shuffled = "--imagenet-c, -a and -o have the official crop and shuffle nothing"
-        check_idle(arguments, ("gamma", "preset", "unknown_embedding"), not_shuffled)
+        check_idle(arguments, ("gamma", "unknown_embedding"), not_shuffled)
+        if arguments.preset != "authors_code":  # that has a mean and std of its own
+            check_idle(arguments, ["preset"], "it measures as without")
         if data is None:
             check_idle(arguments, ["labels"], "they are those of --data, which is not given")
         if not (c or o):

@@ -98,8 +98,8 @@ class EvaluationArguments:
     preset: Literal["ours", "paper", "authors_code"] = "ours"
     """Whose way of measuring. `authors_code`: accuracy on crops of 256/224, shuffled at γ = .9 with
     one mask for 128 images; consistency on squashed images at γ = .5; ImageNet's mean and std for
-    every model. `paper` says nothing of these and measures as `ours`. Not for ImageNet-C, -A and
-    -O, which have their official crop."""
+    every model. `paper` says nothing of these and measures as `ours`. ImageNet-C, -A and -O have
+    their official crop under each; `authors_code` still has ImageNet's mean and std."""
     gamma: Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
     """Shares of shuffled patches in place of the preset's (ours: .27); several make a sweep
     (Fig. 3)."""

@@ -413,7 +413,7 @@ def scored(made: Reconstructed, private: Tensor, batch: int = 1) -> Reconstructe
     usable = [at for at, place in enumerate(places) if place not in made.reasons]
     images, originals = made.images[[places[at] for at in usable]], private[usable]
     names = dict.fromkeys(METRICS[key].name for key in METRICS)
-    if private.shape[-1] < SMALLEST:
+    if min(private.shape[-2:]) < SMALLEST:
         del names["lpips"]  # which has no value of pictures like MNIST's
     values = score(images, originals, [f"{name}/standard" for name in names])
     near = (images - originals).abs() < TIE

@@ -403,8 +403,7 @@ def _projected(update: ClientUpdate, total: Tensor, patch_count: int) -> Tensor:
     pixels alone, bool (m,): an optimizer took the mean out of each row (gradient centralisation),
     so that each patch sums up to 0; or the client sent few directions of each tensor (PowerSGD), of
     which no layer shows more than G."""
-    length = math.sqrt(total.shape[2]) * total.flatten(1).norm(dim=1)
-    projected = total.sum(2).norm(dim=1) < LITTLE * length
+    projected = total.sum(2).norm(dim=1) < LITTLE * total.flatten(1).norm(dim=1)
     values = torch.linalg.svdvals(total)[:, : min(patch_count, total.shape[2])]
     for index, sizes in enumerate(values):
         steps = sizes[:-1] / sizes[1:].clamp_min(1e-300)

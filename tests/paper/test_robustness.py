@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, permutations, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.data import open_images
 from mjp_privacy.data.labels import synset_indices
 from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
 from mjp_privacy.paper.robustness import markdown
 from mjp_privacy.paper.robustness_scores import AGAINST_ALEXNET as AGAINST
@@ -97,7 +99,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     image."""
     folder = tmp_path_factory.mktemp("models")
     for name, classes, seed in (("five", 5, 0), ("other", 5, 1), ("three", 3, 0), ("all", 1000, 0)):
-        model = tiny(torch.float32, num_classes=classes)
+        model = tiny(torch.float32, num_classes=classes, mean=(0.5,) * 3, std=(0.5,) * 3)
         with torch.no_grad():
             model.head.weight.normal_(generator=torch.Generator().manual_seed(seed)).mul_(4)
             model.head.bias.zero_()
@@ -177,8 +179,10 @@ def test_our_own_corruptions_and_their_plain_class_folders(
     assert "| error without corruption |" in printed
 
 
-def test_imagenet_a_and_o(models: Path, tmp_path: Path) -> None:
-    """Pictures are cut out as torchvision does it, at 256 / 224 of 32 pixels: 37."""
+@pytest.mark.parametrize("preset", ["ours", "authors_code"])
+def test_imagenet_a_and_o(models: Path, tmp_path: Path, preset: str) -> None:
+    """Pictures are cut out as torchvision does it, at 256 / 224 of 32 pixels: 37. The authors' code
+    has ImageNet's mean and std for every model."""
     sizes = (transforms.Resize(37), transforms.CenterCrop(32))
     cut = transforms.Compose([*sizes, transforms.ToTensor()])
     hard = photographs(tmp_path / "a", SYNSETS[::5], size=(95, 70))
@@ -186,9 +190,11 @@ def test_imagenet_a_and_o(models: Path, tmp_path: Path) -> None:
     val = photographs(tmp_path / "val", SYNSETS[150:250], images=2, size=(40, 36))  # half: others
     out, file = tmp_path / "out", models / "all.safetensors"
     words = ("--imagenet-a", hard, "--imagenet-o", strange, "--data", val, "--out", out)
-    assert evaluate(file, *words) == 0
+    assert evaluate(file, *words, "--preset", preset) == 0
     table = pd.read_csv(out / "robustness.csv").set_index("measure")
-    model, classes = load_model(checkpoint=file), list(range(200))
+    of_authors: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    own = of_authors if preset == "authors_code" else {}
+    model, classes = load_model(checkpoint=file, **own), list(range(200))
     confidence, hits = by_hand(model, hard, list(range(0, 1000, 5)), cut)
     doubts = [-by_hand(model, path, classes, cut)[0] for path in (strange, val)]
     ours = np.array([record.label < 200 for record in open_images(val).records])

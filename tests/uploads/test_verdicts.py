@@ -27,7 +27,7 @@ from mjp_privacy.uploads.attacking import scored
 from mjp_privacy.uploads.checks import MISNORMALISED, declared_wrongly, of_recorded, scale_on_a_grid
 from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import declared_errors, own_uploads
-from tests.helpers.models import planted_model
+from tests.helpers.models import planted_model, some_images
 from tests.helpers.planted import gradient_of, planted_images
 
 Gradients = Mapping[str, Tensor]
@@ -264,7 +264,10 @@ def test_a_gradient_that_tells_a_part_of_the_pixels_alone_makes_no_picture_certa
     model: LoadedModel, changed: Any
 ) -> None:
     """That part alone solves the patch equations. A table (1, rows, width) is one row to it. Few
-    directions of the picture itself, as in a flat border, are no fewer of other layers."""
+    directions of the picture itself, as in a flat border, are no fewer of other layers; and the
+    small sums of patches of noise are none that are taken out."""
+    known = declaring(planted_model(img_size=64, patch_size=16), HALF)
+    assert attacked(known, as_fed(known, fed(some_images(1, 64), HALF))).best.is_certain
     bordered = planted_images(1) * 0.2 + 0.3
     bordered[..., : model.patch_size, :] = bordered[..., : model.patch_size] = 0.4
     sent = gradient_of(model, bordered, LABEL)
@@ -427,9 +430,11 @@ def test_what_defences_leave_is_read_off_recipe_and_upload_as_the_client_declare
 # what is said beside the originals ----------------------------------------------------------------
 
 
-def test_values_between_two_levels_are_exact_and_others_are_not() -> None:
-    """An original that was resized as floating-point numbers is no 8-bit picture."""
-    between = torch.full((1, 3, 32, 32), 10.5 / 255)
+@pytest.mark.parametrize("size", [(32, 32), (16, 32), (32, 16)])
+def test_values_between_two_levels_are_exact_and_others_are_not(size: tuple[int, int]) -> None:
+    """An original that was resized as floating-point numbers is no 8-bit picture. LPIPS, which
+    small ones have not, hinders no other score."""
+    between = torch.full((1, 3, *size), 10.5 / 255)
     found = [scored(Reconstructed("april", between + step), between) for step in (-1e-6, -1e-3)]
     assert [one.exact for one in found] == [1, 0]
 
