@@ -193,12 +193,12 @@ class FlowerClients:
     # who is there -----------------------------------------------------------------------------
 
     def _meet(self) -> None:
-        """Wait until every client has a node, or for `patience` no further one came."""
+        """Wait until every client has a node, or for `patience` no more of them came."""
         clients = range(self.federation.config.clients.number)
         known, until = -1, 0.0
         while True:
             self._introduce()
-            if len(self.nodes) != known:
+            if len(self.nodes) > known:
                 known, until = len(self.nodes), time.monotonic() + self.run.patience
             absent = [client for client in clients if self._host(client) is None]
             if not absent or time.monotonic() > until:
