@@ -200,13 +200,13 @@ class MultiRound(MaskedSpan):
         hidden, knowledge, patches = systems[0].hidden, list[Knowledge](), list[Tensor]()
         for index in range(len(hidden)):
             with image(index):
-                known, likely = self._together(view, several_uploads(systems, index))
+                known, likely = self._completed(view, several_uploads(systems, index))
             knowledge.append(known)
             patches.append(likely)
         spans = [replace(k, hidden=h) for k, h in zip(knowledge, hidden, strict=True)]
         return Solution([spans], knowledge, patches, [False] * len(knowledge))
 
-    def _together(self, view: AttackerView, found: SeveralUploads) -> tuple[Knowledge, Tensor]:
+    def _completed(self, view: AttackerView, found: SeveralUploads) -> tuple[Knowledge, Tensor]:
         """What uploads determine of one picture, and its most probable patches; those that come out
         in whole levels of 8 bits determine more."""
         filling = Filling(self.prior, self.completion, exact=True)

@@ -278,8 +278,8 @@ class Leak:
     skipped: Mapping[str, str] = field(default_factory=dict)  # {attack: why it was not run}
     seconds: float = 0.0  # that the call took, with reading, checks and scores
     moved: int = 0
-    """Patches of the picture that was fed that stand elsewhere once it is put in order, where their
-    borders say that the client shuffled; else 0."""
+    """How many patches of the certain picture putting it in order would move, where their borders
+    say that the client shuffled; else 0."""
     other_size: tuple[int, int] | None = None
     """Of pictures that the network takes as well as squares, where no img_size was given."""
 
@@ -374,12 +374,12 @@ class Leak:
         if self.moved:
             shape = self.another_shape
             another = f", or of pictures of another shape ({shape})" if shape else ""
-            order = "Where they belong no gradient of one upload tells."
-            if put_back:
-                order = (
-                    f"{best.attack} put the same patches back by their borders; that order is a "
-                )
-                order += "guess, which no gradient of one upload tells."
+            order = (
+                f"{best.attack} put the same patches back by their borders; that order is a guess, "
+                "which no gradient of one upload tells."
+                if put_back
+                else "Where they belong no gradient of one upload tells."
+            )
             said += (
                 f" That is the picture as it was fed: {self.moved} of its patches stand where "
                 "their borders do not fit, as of a client that shuffles and masks none"
