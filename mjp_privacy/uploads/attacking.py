@@ -128,14 +128,13 @@ def attack_gradients(
                 skipped[name] = OPTIMISES
                 continue
             seen = _asked(name, attack, view)
-            if may_skip and isinstance(seen, AttackerView) and _is_needless(name, results, view):
+            if isinstance(seen, str):
+                refused[name] = seen
+                continue
+            if may_skip and _is_needless(name, results, view):
                 skipped[name] = NOT_NEEDED
                 continue
-            made = (
-                seen
-                if isinstance(seen, str)
-                else _run(attack, uploads, seen, seed, seconds, doubts)
-            )
+            made = _run(attack, uploads, seen, seed, seconds, doubts)
             if isinstance(made, str):
                 refused[name] = made
                 continue
@@ -151,8 +150,9 @@ def attack_gradients(
     none = torch.zeros(1)
     if late := [name for name, made in results.items() if made.diagnostics.get(OVER, none).any()]:
         notes.append(f"{', '.join(late)} ended after seconds={seconds:g}: more may find more")
-    for why in dict.fromkeys(made.unchecked for made in results.values() if made.unchecked):
-        notes.append(f"no residual was computed: with hooks in it the network raised {why}")
+    for name, made in results.items():
+        if made.uncompared:
+            notes.append(f"{name} has no residual: {made.uncompared}")
     floor = None
     if private is not None:
         grey = mean_image(view).double().cpu().expand_as(private)
@@ -190,25 +190,19 @@ def _private_images(images: Images, view: AttackerView) -> Tensor:
 
 
 def _moved(results: Mapping[str, Reconstructed], view: AttackerView) -> int:
-    """How many patches of a certain picture stand elsewhere once put in order, by patch_jigsaw
-    or, where that does not apply, here, if its borders say that it was shuffled."""
+    """How many patches of a certain picture stand elsewhere once put in order, if its borders say
+    that it was shuffled."""
     as_fed = (
         made.images
         for name, made in results.items()
         if made.is_certain and not made.is_sorted and "patches" in traits_of(name)
     )
-    fed, put_back = next(as_fed, None), results.get("patch_jigsaw")
+    fed = next(as_fed, None)
     if fed is None or view.updates[0].batch > 1:
         return 0
     size, grid = view.model.patch_size, view.model.grid
-    if put_back is None:
-        patches = [sorted_patches(one[None], grid, size) for one in to_patches(fed, size)]
-        in_order = to_images(torch.stack(patches), grid, size)
-    elif put_back.reasons or put_back.images is None:
-        return 0
-    else:
-        in_order = put_back.images
-    return shuffled_patches(fed, in_order, size)
+    in_order = [sorted_patches(one[None], grid, size) for one in to_patches(fed, size)]
+    return shuffled_patches(fed, to_images(torch.stack(in_order), grid, size), size)
 
 
 # which attacks ------------------------------------------------------------------------------------
@@ -373,7 +367,7 @@ def _explained(
     except Exception as error:  # whatever a network's own code raises where hooks stand in it
         if rebuilt_by_name(models[0]) or out_of_memory(error):
             raise
-        told["unchecked"] = format_error(error)
+        told["uncompared"] = f"with hooks in it the network raised {format_error(error)}"
     if fit is None or not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
         labels = None  # features of other pictures tell nothing
         if masks and fit is not None:  # nor do masks that need not be the client's

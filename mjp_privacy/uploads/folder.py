@@ -182,7 +182,18 @@ def group_uploads(
     if limit is not None and limit < 1:
         raise UserError(f"--limit: expected 1 or more images, got {limit}.")
     lost = set(refused) - {upload.name for upload in uploads}
-    lines = lines_of([each for each in series_of(uploads) if not each.lacking(lost)])
+    by_key: dict[tuple[str, int, int, int, str, str], list[Series]] = {}
+    for each in series_of(uploads):
+        if each.lacking(lost):
+            continue
+        header, client = each.first.header, each.first.header.recipe
+        recipe = repr(sorted((k, v) for k, v in header.facts.items() if k not in MAY_DIFFER))
+        rounds = [(u.header.round, u.header.weights, u.header.recipe.lr) for u in each.uploads]
+        rest = f"{recipe} {rounds} {'' if each.first.has_truth else 'without truth'}"
+        rest += " ".join(each.first.sent)
+        key = (header.label, header.round, client.batch, client.steps, header.weights, rest)
+        by_key.setdefault(key, []).append(each)
+    lines = [by_key[key] for key in sorted(by_key)]
     groups = []
     for name, members in zip(_names(lines), lines, strict=True):
         sound = [each for each in members if not any(u.name in refused for u in each.uploads)]
@@ -191,20 +202,6 @@ def group_uploads(
             most = len(sound) if limit is None else max(limit // batch, 1)
             groups.append(Group(name, tuple(sound[:most])))
     return groups
-
-
-def lines_of(series: Sequence[Series]) -> list[list[Series]]:
-    """The series that make each line of a table, in the order of the table."""
-    by_key: dict[tuple[str, int, int, int, str, str], list[Series]] = {}
-    for each in series:
-        header, client = each.first.header, each.first.header.recipe
-        recipe = repr(sorted((k, v) for k, v in header.facts.items() if k not in MAY_DIFFER))
-        rounds = [(u.header.round, u.header.weights, u.header.recipe.lr) for u in each.uploads]
-        rest = f"{recipe} {rounds} {'' if each.first.has_truth else 'without truth'}"
-        rest += " ".join(each.first.sent)
-        key = (header.label, header.round, client.batch, client.steps, header.weights, rest)
-        by_key.setdefault(key, []).append(each)
-    return [by_key[key] for key in sorted(by_key)]
 
 
 def series_of(uploads: Sequence[Upload]) -> list[Series]:
@@ -270,12 +267,11 @@ class Examined:
     @property
     def remarks(self) -> list[str]:
         """What is said of the sound uploads, a sentence each."""
-        if len(self.sound) == len(self.known):
-            return []
-        return [
+        left_out = (
             "refused uploads leave their series out; what is left of their lines is attacked "
             "under another run_id until they are mended"
-        ]
+        )
+        return [left_out] * (len(self.sound) < len(self.known))
 
     def check_some(self) -> None:
         """Raise, with the reasons, if no upload can be attacked."""
@@ -305,8 +301,7 @@ def examine(folder: Path) -> Examined:
                 refused[upload.name] = tuple(faults)
     sound = [upload for upload in known if upload.name not in refused]
     refused |= {name: (reason,) for name, reason in contradictions(sound).items()}
-    # With fewer rounds a series would be another one, in a line of its own. An upload whose header
-    # is lost is known by its name, which begins with that of its series.
+    # With fewer rounds a series would be another one, in a line of its own.
     lost = sorted(refused.keys() - {upload.name for upload in known})
     for series in series_of(known):
         missing = [upload.name for upload in series.uploads if upload.name in refused]
@@ -440,22 +435,26 @@ class Examiner:
 
 def contradictions(uploads: Sequence[Upload]) -> dict[str, str]:
     """Why uploads cannot be attacked together, by name; what they contradict is named too."""
-    reasons = {each: _within(each) for each in series_of(uploads)}
-    for line in lines_of([each for each, reason in reasons.items() if not reason]):
-        holders: dict[str, list[Series]] = {}
-        for series in line:
+    reasons: dict[str, str] = {}
+    for series in series_of(uploads):
+        if reason := _within(series):
+            reasons |= dict.fromkeys((upload.name for upload in series.uploads), reason)
+    for group in group_uploads([each for each in uploads if each.name not in reasons]):
+        holders: dict[str, list[Upload]] = {}
+        for series in group.series:
             for record in series.records:
-                holders.setdefault(record.image_id, []).append(series)
+                holders.setdefault(record.image_id, []).extend(series.uploads[:1])
         for image_id, together in holders.items():
             if len(together) > 1:
                 reason = (
                     f"two uploads of one round hold an image of the same name, {shown(image_id)} "
-                    f"({first_of([each.first.name for each in together], 3)}). Give uploads of the "
-                    "same image one `series` in their headers, or the images different names in "
-                    "the truth folder."
+                    f"({first_of([each.name for each in together], 3)}). Give uploads of the same "
+                    "image one `series` in their headers, or the images different names in the "
+                    "truth folder."
                 )
-                reasons |= dict.fromkeys(together, reason)
-    return {u.name: reason for each, reason in reasons.items() if reason for u in each.uploads}
+                of_series = [each for each in group.series if each.first in together]
+                reasons |= {u.name: reason for each in of_series for u in each.uploads}
+    return reasons
 
 
 def _within(series: Series) -> str:

@@ -26,7 +26,6 @@ from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import size_text
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CAP = 100.0  # dB, to which a PSNR counts in means, as in the reports
@@ -66,7 +65,6 @@ class Reconstructed:
     seconds: float = 0.0  # with its checks and scores
     mask: Tensor | None = None  # (m, N) the positions that MJP masked, as the attack names them
     uncompared: str = ""  # why no residual can be computed, beside missing labels and gradients
-    unchecked: str = ""  # what the network raised where the residual was to be computed
     diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
     reasons: Mapping[int, str] = field(default_factory=dict)  # of images without a reconstruction
     scores: pd.DataFrame | None = None  # a row for each image, where private images were given
@@ -136,9 +134,8 @@ class Reconstructed:
         return {"attack": self.attack, **told, "seconds": f"{self.seconds:.2f}"}
 
     def __repr__(self) -> str:
-        told = [f"{name} {value}" for name, value in list(self.facts().items())[1:]]
         made = "no picture" if self.images is None else f"images {tuple(self.images.shape)}"
-        return f"{self.attack}: {', '.join([made, *told])}"
+        return ", ".join([made, *(f"{name} {told}" for name, told in self.facts().items())])
 
 
 # what the checks say, in words -----------------------------------------------------------------
@@ -167,62 +164,59 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
     """Which of an attack's pictures are certain, and whether they explain the uploaded gradient,
     those of a batch together."""
     assert best.images is not None
-    shape, known = leak.another_shape, not math.isnan(best.residual)
-    shared = SHARING in best.diagnostics
-    several = leak.batch > 1 or shared
-    count, certain = len(best.images), best.verified if several else best.is_certain
+    known, shared = not math.isnan(best.residual), SHARING in best.diagnostics
+    several, count = leak.batch > 1 or shared, len(best.images)
     of = "places for pictures that uploads share" if shared else "pictures"
     mine = f"{best.attack}'s {of if several else 'picture'}"
-    scaled = f"residual {best.scaled_residual:.2g} {_times(best.factor)}"
-    left = f"{scaled}, {best.residual:.2g} as it is"
+    left = (
+        f"residual {best.scaled_residual:.2g} {_times(best.factor)}, {best.residual:.2g} as it is"
+    )
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.2g})"
+    shape = f" ({leak.another_shape})" if leak.another_shape else ""
     fits = _explained(best)
     if fits:
-        whole = f"As a whole {best.attack}'s batch" if several else mine
-        fits = f"{whole} {fits}"
+        fits = f"As a whole {best.attack}'s batch {fits}" if several else f"{mine} {fits}"
         if several and best.labels is not None:
             fits += f" Its classes: {', '.join(map(str, best.labels.tolist()))}."
-    if certain:
-        condition = f"{AS_DECLARED}, and pictures are square ({shape})" if shape else AS_DECLARED
-        others = "; all others are guesses" if best.verified < count else ""
+    if best.verified if several else best.is_certain:
+        condition = f"{AS_DECLARED}, and pictures are square{shape}" if shape else AS_DECLARED
         why = f"it alone solves the equations of the patch embedding{solved}"
-        if "8 bit" in traits_of(best.attack) and not several:
-            why = f"as it was fed, of pictures in 8 bits {why}"
-        elif CERTAIN in best.diagnostics:
-            why = "the inputs of its layers are those that the upload shows"
-        said = f"{mine} is certain: {why}, {condition}."
         if several:
+            others = "; all others are guesses" if best.verified < count else ""
             said = (
                 f"{best.attack}: {best.verified} of {count} {of} are certain, as `.certain` marks "
                 f"them, {condition}{others}."
             )
+        else:
+            if "8 bit" in traits_of(best.attack):
+                why = f"as it was fed, of pictures in 8 bits {why}"
+            elif CERTAIN in best.diagnostics:
+                why = "the inputs of its layers are those that the upload shows"
+            said = f"{mine} is certain: {why}, {condition}."
         if not fits and known and best.verified == count:
             fits = f"A part of the uploaded gradient is left ({left}): {NOT_ASSUMED}."
         return f"{said} {fits}".strip()
-    order = f" Borders alone put {best.ordered} patches in order." if best.ordered else ""
-    counted = f" Pictures count as square ({shape})." if shape else ""
-    counted += f" {best.replaced}." if best.replaced else ""
+    come, told, why = "come" if several else "comes", "no evidence of safety", ""
     if fits:
-        return f"{fits}{order}{counted} That is no proof of good pictures: look (.show())."
-    if not known and not best.misfit >= EXPLAINED:
-        why = best.uncompared or "that takes labels (labels=…) and the gradients of all layers"
-        return (
-            f"Nothing in the upload tells whether {mine} {'are' if several else 'is'} the "
-            f"client's{solved}: {why}.{order}{counted} That is no evidence of safety: look "
-            "(.show())."
+        said, told = fits, "no proof of good pictures"
+    elif not known and not best.misfit >= EXPLAINED:
+        lacks = best.uncompared or "that takes labels (labels=…) and the gradients of all layers"
+        are = "are" if several else "is"
+        said = f"Nothing in the upload tells whether {mine} {are} the client's{solved}: {lacks}."
+    elif known and not math.isnan(best.rolled):
+        said = (
+            f"{mine} {come} near the uploaded gradient ({left}), but with all patches moved by one "
+            f"the residual is {best.rolled:.2g}: it hardly tells pictures apart."
         )
-    if known and not math.isnan(best.rolled):
-        return (
-            f"{mine} come{'' if several else 's'} near the uploaded gradient ({left}), but with "
-            f"all patches moved by one the residual is {best.rolled:.2g}: it hardly tells pictures "
-            f"apart.{order}{counted} That is no evidence of safety, so look (.show()); if it is "
-            f"another picture, {NOT_ASSUMED}."
-        )
-    return (
-        f"Nothing has the whole uploaded gradient; {mine} come{'' if several else 's'} nearest "
-        f"({left if known else solved.strip(' ()')}).{counted} That is no evidence of safety, so "
-        f"look (.show()): the attacks do not reach the whole, or {NOT_ASSUMED}."
-    )
+        why = f" If it is another picture, {NOT_ASSUMED}."
+    else:
+        nearest = left if known else solved.strip(" ()")
+        said = f"Nothing has the whole uploaded gradient; {mine} {come} nearest ({nearest})."
+        why = f" The attacks do not reach the whole, or {NOT_ASSUMED}."
+    said += f" Borders alone put {best.ordered} patches in order." if best.ordered else ""
+    said += f" Pictures count as square{shape}." if shape else ""
+    said += f" {best.replaced}." if best.replaced else ""
+    return f"{said} That is {told}: look (.show()).{why}"
 
 
 def _explained(best: Reconstructed) -> str:
@@ -338,7 +332,7 @@ class Leak:
     def doubt(self) -> str:
         """What speaks against the declared mean and std, seen from the best pictures or, where
         these do not explain the gradient, from any; else nothing."""
-        told = self.ranked[:1] if self.ranked and _explained(self.best) else list(self)
+        told = self.ranked[:1] if self.ranked and _explained(self.best) else self
         return "; ".join(dict.fromkeys(why for made in told for why in made.doubts.values()))
 
     @property
@@ -374,17 +368,12 @@ class Leak:
         if self.moved:
             shape = self.another_shape
             another = f", or of pictures of another shape ({shape})" if shape else ""
-            order = (
-                f"{best.attack} put the same patches back by their borders; that order is a guess, "
-                "which no gradient of one upload tells."
-                if put_back
-                else "Where they belong no gradient of one upload tells."
-            )
             said += (
                 f" That is the picture as it was fed: {self.moved} of its patches stand where "
                 "their borders do not fit, as of a client that shuffles and masks none"
-                f"{another}. {order}"
+                f"{another}. Where they belong no gradient of one upload tells."
             )
+            said += f" {best.attack} guesses it by their borders." if put_back else ""
         if not self.doubt:
             return said
         which = "; until it is known which, its picture is known up to colours and contrast alone"
@@ -436,26 +425,24 @@ class Leak:
                 self.savefig(image, format="png")
                 return image.getvalue()
 
-        def draw(panel: Axes, image: Tensor, title: str) -> None:
-            pixels = image.nan_to_num(0.5).permute(1, 2, 0).clamp(0, 1).numpy()
-            panel.imshow(pixels, interpolation="nearest", cmap="gray", vmin=0, vmax=1)
-            panel.set_title(title, fontsize=7)
-
-        originals, drawn = () if self.private is None else self.private, self.ranked[:COLUMNS]
-        orders = [_order(made, self) for made in drawn]
+        originals = [] if self.private is None else list(self.private)
+        orders = [_order(made, self) for made in self.ranked[:COLUMNS]]
         rows = min(len(originals) or max(map(len, orders)), ROWS)
-        first = bool(len(originals))  # the column of the best
-        columns = first + len(drawn)
-        figure = NotebookFigure(figsize=(SIDE * columns, (SIDE + 0.5) * rows + 0.4), dpi=150)
-        panels = figure.subplots(rows, columns, squeeze=False)
+        columns = [[(image, "original") for image in originals[:rows]]] if originals else []
+        for made, order in zip(self.ranked, orders, strict=False):
+            assert made.images is not None
+            shown = enumerate(order[:rows])
+            columns.append([(made.images[at], _title(made, row, at)) for row, at in shown])
+        size = SIDE * len(columns), (SIDE + 0.5) * rows + 0.4
+        figure = NotebookFigure(figsize=size, dpi=150)
+        panels = figure.subplots(rows, len(columns), squeeze=False)
         for panel in panels.flat:
             panel.set_axis_off()
-        for row, original in enumerate(originals[:rows]):
-            draw(panels[row, 0], original, "original")
-        for column, (made, order) in enumerate(zip(drawn, orders, strict=True), first):
-            assert made.images is not None
-            for row, place in enumerate(order[:rows]):
-                draw(panels[row, column], made.images[place], _title(made, row, place))
+        for column, drawn in enumerate(columns):
+            for panel, (image, title) in zip(panels[:, column], drawn, strict=False):
+                pixels = image.nan_to_num(0.5).permute(1, 2, 0).clamp(0, 1).numpy()
+                panel.imshow(pixels, interpolation="nearest", cmap="gray", vmin=0, vmax=1)
+                panel.set_title(title, fontsize=7)
         figure.suptitle(self.verdict, fontsize=8, wrap=True)
         figure.tight_layout()
         if path is not None:
@@ -469,25 +456,20 @@ class Leak:
 def _order(made: Reconstructed, leak: Leak) -> Sequence[int]:
     """Which of an attack's pictures stands in each row: the original's, or the certain first."""
     assert made.images is not None
+    places = range(len(made.images))
     if leak.private is not None and made.places:
         return made.places
-    places = range(len(made.images))
-    if leak.batch == 1 or made.certain is None:
-        return places
-    certain = made.certain.tolist()
-    return sorted(places, key=lambda place: not certain[place])
+    return sorted(places, key=lambda at: made.certain is None or not bool(made.certain[at]))
 
 
 def _title(made: Reconstructed, row: int, place: int) -> str:
-    """The attack, its residual or misfit, whether the picture at this place is certain and, where
-    known, its score for the image of a row."""
+    """The attack and, of the picture at this place, why there is none, or its residual, whether it
+    is certain and, where known, its score for the image of a row."""
     if place in made.reasons:
         return f"{made.attack}\n{made.reasons[place][:40]}"
-    checks = {"residual": made.residuals, "misfit": made.misfits}
-    told = {name: float(of[place]) for name, of in checks.items() if of is not None}
-    parts = [f"{name} {value:.0e}" for name, value in told.items() if not math.isnan(value)][:1]
-    if made.certain is not None and bool(made.certain[place]):
-        parts.append("certain")
+    residual = math.nan if made.residuals is None else float(made.residuals[place])
+    parts = [] if math.isnan(residual) else [f"residual {residual:.0e}"]
+    parts += ["certain"] * (made.certain is not None and bool(made.certain[place]))
     if made.scores is not None:
         of_image = made.scores.loc[made.scores["image"] == row].iloc[0]
         parts.append("exact" if of_image["exact"] else f"{of_image['psnr']:.1f} dB")
