@@ -4,6 +4,7 @@ adds noise, trains another loss, normalises otherwise, shuffles."""
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +25,12 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 from mjp_privacy.uploads.attacking import scored
-from mjp_privacy.uploads.checks import MISNORMALISED, declared_wrongly, of_recorded, scale_on_a_grid
+from mjp_privacy.uploads.checks import MISNORMALISED, declared_wrongly, of_recorded
 from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import declared_errors, own_uploads
 from tests.helpers.models import planted_model, some_images
 from tests.helpers.planted import gradient_of, planted_images
+from tools.calibrate_certain import BEGIN, CLIENTS, END, GOOD, clipped, models, tried
 
 Gradients = Mapping[str, Tensor]
 LABEL = torch.tensor([3])
@@ -39,16 +41,45 @@ def size_of(sent: Gradients) -> float:
     return float(torch.stack([g.norm() for g in sent.values()]).norm())
 
 
-def clipped(sent: Gradients, norm: float) -> dict[str, Tensor]:
-    return {name: g * norm / size_of(sent) for name, g in sent.items()}
-
-
 def noisy(sent: Gradients, spread: float) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {
         name: g + spread * torch.randn(g.shape, generator=generator, dtype=g.dtype)
         for name, g in sent.items()
     }
+
+
+# every client of docs/certain.md -----------------------------------------------------------------
+
+TABLE = Path("docs/certain.md").read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
+FOUND = {
+    name.strip(): outcome.split()[0]
+    for names, outcome in re.findall(r"^\| ([^|*]+) \| ([^|]+) \|", TABLE, re.MULTILINE)
+    for name in names.split("; ")
+}
+"""Of how many of 24 pictures each client's is certain, as the page says."""
+
+
+@pytest.fixture(scope="module")
+def untrained() -> LoadedModel:
+    return next(models())
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_what_is_certain_of_a_real_client_is_its_picture(
+    untrained: LoadedModel, client: str
+) -> None:
+    """Where all or none of 24 are certain, this one is as they are; red and blue that were swapped
+    no single picture shows."""
+    one, other = (photograph(place)[0].float() for place in (0, 1))
+    row = tried(client, untrained, one, other)
+    if FOUND[client] in ("0", "24"):
+        assert row["certain"] == (FOUND[client] == "24")
+    assert not row["certain"] or row["psnr"] > GOOD or client == "channels in the other order"
+
+
+def photograph(place: int) -> Tensor:
+    return list(load_images("embedded", size=64, limit=place + 1))[place][0].double()[None]
 
 
 def attacked(model: LoadedModel, sent: Gradients, **facts: Any) -> Leak:
@@ -86,23 +117,19 @@ def test_the_clip_factor_is_found_and_declared_noise_beside_it_is_named(
 
 
 @pytest.mark.parametrize("change", ["smoothing", "sign", "another label"])
-def test_a_picture_is_certain_whatever_the_loss(
+def test_a_certain_picture_does_not_explain_another_loss(
     model: LoadedModel, gradients: Gradients, change: str
 ) -> None:
-    """The whole gradient is then not explained, which says nothing against the picture. A turned
-    sign is told, where labels are not given."""
+    """Which says nothing against it. A turned sign is told, where labels are not given."""
     sent = {n: -g for n, g in gradients.items()} if change == "sign" else gradients
     if change == "smoothing":
         sent = gradient_of(model, planted_images(1), LABEL, smoothing=0.5)
     given = 4 if change == "another label" else 3
     leak = attacked(model, sent, labels=given, attacks=["patch_gradient", "token_span"])
-    assert off(leak, planted_images(1)) < 1e-6
-    assert leak.best.attack == "patch_gradient"
+    assert (leak.best.attack, leak.best.is_certain) == ("patch_gradient", True)
     assert leak.best.residual > 0.1
-    assert leak.best.is_certain
     assert ("times −1 " in leak.verdict) == (change == "sign")
     assert ("[4]" in str(leak.notes) and "[3]" in str(leak.notes)) == (change == "another label")
-    assert ("explains the uploaded gradient of" in leak.verdict) == (change == "sign")
     unlabelled = attacked(model, sent) if change == "sign" else leak
     assert any("weight_difference" in note for note in unlabelled.notes) == (change == "sign")
 
@@ -171,18 +198,19 @@ def test_pictures_as_declared_stay_certain(model: LoadedModel) -> None:
     assert declared_wrongly(fed(PICTURE + noise, NONE)[0], *HALF)
 
 
+LAYERS: dict[str, Any] = {"attacks": {"layer_span": {"prior": "stationary"}}}
+
+
 def test_what_an_attack_itself_calls_certain_is_doubted_too() -> None:
     """`layer_span` finds both pictures of a batch, of a client that fed [0, 1] where .5 and .25 are
     told; here and in the rows of a run."""
     told = planted_model(img_size=8, depth=3)
     plain, labels = declaring(told, NONE), torch.tensor([3, 5])
     sent = gradient_of(plain, levels(planted_images(2, 8)), labels)
-    known: dict[str, Any] = {"labels": labels, "attacks": {"layer_span": {"prior": "stationary"}}}
-    right, wrong = attacked(plain, sent, **known), attacked(told, sent, **known)
-    assert (right.best.verified, right.doubt) == (2, "")
-    assert wrong.best.verified == 0
-    assert "none (mean 0, std 1)" in wrong.verdict
-    for model, leak, certain in ((plain, right, 1), (told, wrong, 0)):
+    for model, certain in ((plain, 1), (told, 0)):
+        leak = attacked(model, sent, labels=labels, **LAYERS)
+        assert leak.best.verified == 2 * certain
+        assert ("none (mean 0, std 1)" in leak.verdict) == bool(leak.doubt) == (not certain)
         assert leak.best.images is not None
         view = own_uploads(model, sent, {}, labels=labels).view()
         found = of_recorded(view, leak.best.images, {CERTAIN: torch.ones(2)})
@@ -190,21 +218,20 @@ def test_what_an_attack_itself_calls_certain_is_doubted_too() -> None:
         assert found[MISNORMALISED].tolist() == [1 - certain] * 2
 
 
-@pytest.mark.parametrize("normalisation", [IMAGENET, ((0.0,), (1 / 255,))], ids=["usual", "255"])
-def test_a_batch_whose_pixels_leave_their_range_is_not_certain(normalisation: Any) -> None:
+@pytest.mark.parametrize("normalisation", [IMAGENET, ((0.0,) * 3, (1 / 255,) * 3)])
+def test_a_batch_whose_pixels_leave_their_range_is_not_certain(
+    normalisation: Normalisation,
+) -> None:
     """Also of pixels that are no 8-bit levels, where nothing names the other normalisation; what
     attacks show is clipped."""
     told = planted_model(img_size=8, depth=3)
-    mean, std = (each * 3 if len(each) == 1 else each for each in normalisation)
-    fed_otherwise, labels = declaring(told, (mean, std)), torch.tensor([3, 5])
+    fed_otherwise, labels = declaring(told, normalisation), torch.tensor([3, 5])
     pictures = planted_images(2, 8).lerp(torch.rand(2, 3, 8, 8).double(), 0.5)
     sent = gradient_of(fed_otherwise, pictures, labels)
-    known: dict[str, Any] = {"labels": labels, "attacks": {"layer_span": {"prior": "stationary"}}}
-    right, wrong = attacked(fed_otherwise, sent, **known), attacked(told, sent, **known)
-    assert (right.best.verified, wrong.best.verified) == (2, 0)
+    assert attacked(fed_otherwise, sent, labels=labels, **LAYERS).best.verified == 2
+    wrong = attacked(told, sent, labels=labels, **LAYERS)
+    assert wrong.best.verified == 0
     assert wrong.best.doubts.keys() == {0, 1}
-    sent = gradient_of(fed_otherwise, levels(pictures), labels)
-    assert ("ImageNet's" in attacked(told, sent, **known).doubt) == (normalisation == IMAGENET)
 
 
 def test_a_client_that_keeps_embeddings_to_itself_is_doubted_too() -> None:
@@ -219,23 +246,13 @@ def test_a_client_that_keeps_embeddings_to_itself_is_doubted_too() -> None:
     assert "none (mean 0, std 1)" in wrong.verdict
 
 
-@pytest.mark.parametrize("factor", [0.2, 1.25, 3.0])
-def test_a_table_whose_gradient_was_scaled_by_itself_is_told_by_the_pictures_levels(
-    factor: float,
-) -> None:
+def test_a_table_whose_gradient_was_scaled_by_itself_hides_no_other_picture() -> None:
     known = declaring(planted_model(img_size=16), IMAGENET)
-    picture = levels(planted_images(1, 16))
-    sent = as_fed(known, fed(picture, IMAGENET))
-    assert attacked(known, sent).best.is_certain
-    apart = {n: g * factor if n == "pos_embed" else g for n, g in sent.items()}
-    leak = attacked(known, apart)
-    assert not leak.best.is_certain
-    assert leak.doubt
-    other = attacked(known, apart, attacks=["patch_gradient", "token_span"])
-    assert other["patch_gradient"].doubts
-    assert not other["token_span"].doubts  # another picture, the client's
-    found = scale_on_a_grid(fed(picture, IMAGENET)[0] / factor, IMAGENET[1])
-    assert found == pytest.approx(factor, rel=1e-3)
+    sent = as_fed(known, fed(levels(planted_images(1, 16)), IMAGENET))
+    apart = {n: g * 1.25 if n == "pos_embed" else g for n, g in sent.items()}
+    leak = attacked(known, apart, attacks=["patch_gradient", "token_span"])
+    assert leak["patch_gradient"].doubts
+    assert not leak["token_span"].doubts  # the client's own
 
 
 def test_a_patch_embedding_whose_gradient_was_scaled_by_itself_is_told_by_its_bias() -> None:
@@ -372,10 +389,6 @@ def larger() -> LoadedModel:
     return planted_model(img_size=64, patch_size=8, embed_dim=96)
 
 
-def photograph(place: int) -> Tensor:
-    return list(load_images("embedded", size=64, limit=place + 1))[place][0].double()[None]
-
-
 def test_a_mosaic_is_not_taken_for_a_shuffled_picture(larger: LoadedModel) -> None:
     for cell in (4, 8):
         pixels = nn.functional.avg_pool2d(photograph(0), cell)
@@ -430,7 +443,7 @@ def test_what_defences_leave_is_read_off_recipe_and_upload_as_the_client_declare
 # what is said beside the originals ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [(32, 32), (16, 32), (32, 16)])
+@pytest.mark.parametrize("size", [(32, 32), (16, 32)])
 def test_values_between_two_levels_are_exact_and_others_are_not(size: tuple[int, int]) -> None:
     """An original that was resized as floating-point numbers is no 8-bit picture. LPIPS, which
     small ones have not, hinders no other score."""
