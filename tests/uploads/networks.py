@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import timm
 import torch
 from skimage import data
 from torch import Tensor, nn
@@ -64,16 +65,15 @@ class Own(nn.Module):
         return self.head(self.encoded(self.placed(self.embedded(x))).mean(1))
 
 
-def first() -> dict[str, Any]:
-    """Of an encoder that normalises before its layers and takes pictures first."""
-    return {"norm_first": True, "batch_first": True}
+FIRST: dict[str, Any] = {"norm_first": True, "batch_first": True}
+"""Of an encoder that normalises before its layers and takes pictures first."""
 
 
 class Normed(Own):
     """What the first block is given is normalised before, with positions or without."""
 
     def __init__(self, with_positions: bool) -> None:
-        super().__init__(**first())
+        super().__init__(**FIRST)
         self.with_positions, self.first_norm = with_positions, nn.LayerNorm(DIM)
         nn.init.normal_(self.first_norm.bias, std=0.1)
 
@@ -88,7 +88,7 @@ class Positions(Own):
     embedded by 1 × 1 behind a shuffle of pixels."""
 
     def __init__(self, kind: str, side: int = 32, name: str = "pos_map") -> None:
-        super().__init__(**first())
+        super().__init__(**FIRST)
         del self.pos_embed
         self.kind, self.name, of = kind, name, side // PATCH
         if kind == "map":
@@ -114,45 +114,22 @@ class Placed(Own):
     class token stands behind the patches where it is `last`."""
 
     def __init__(self, name: str, *, last: bool = False) -> None:
-        super().__init__(**first())
+        super().__init__(**FIRST)
         del self.pos_embed
         rows = 0.1 * torch.randn((32 // PATCH) ** 2 + 1, DIM)
         self.name, self.last = name, last
         embedding = nn.Embedding.from_pretrained(rows, freeze=False)
         setattr(self, name, embedding if name == "table" else nn.Parameter(rows[None]))
-        self.registers = nn.Parameter(torch.randn(1, 4, DIM))
-        self.mask_token = nn.Parameter(torch.randn(1, 1, DIM))
         self.queries = nn.Parameter(torch.randn(1, len(rows), DIM))
 
     def placed(self, z: Tensor) -> Any:
         table: Any = getattr(self, self.name)
         table = table(torch.arange(z.shape[1] + 1)) if self.name == "table" else table
         cls = self.cls.expand(len(z), -1, -1)
-        z = torch.cat((z, cls) if self.last else (cls, z), 1) + table
-        return torch.cat((z, self.registers.expand(len(z), -1, -1)), 1)
-
-
-class NoTable(Own):
-    """With a fixed table, and as many learned rows that each token is compared with: no table."""
-
-    def __init__(self) -> None:
-        super().__init__(sine=True, **first())
-        fixed = self.pos_embed.detach()
-        del self.pos_embed
-        self.register_buffer("pos_embed", fixed)
-        self.queries = nn.Parameter(torch.randn(17, DIM))
-        self.scales = nn.Parameter(torch.rand(16, DIM))
-
-    def encoded(self, z: Tensor) -> Any:
-        z = self.encoder(torch.cat((z[:, :1], z[:, 1:] * (1 + 0 * self.scales)), 1))
-        return z + 0.1 * (z @ self.queries.mT).softmax(-1) @ self.queries
+        return torch.cat((z, cls) if self.last else (cls, z), 1) + table
 
 
 # blocks of one's own ------------------------------------------------------------------------------
-
-
-def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 def turned_by_place(q: Tensor) -> Tensor:
@@ -193,8 +170,8 @@ class Block(nn.Module):
         self.ln2: Any = None if beside == 1 else norm(DIM)
         self.up = nn.Linear(DIM, (6 if gate == "halves" else 3) * DIM, bias)
         self.down = nn.Linear(3 * DIM, DIM, bias)
-        if gate in ("module", "keeps"):
-            self.mlp = Gated(bias, keeps=gate == "keeps")
+        if gate == "module":
+            self.mlp = Gated(bias)
         elif gate == "two":
             self.gating = nn.Linear(DIM, 3 * DIM, bias)
         of_branch = {which: nn.Parameter(torch.rand(numbers) * 0.7 + 0.3) for which in scales}
@@ -202,7 +179,7 @@ class Block(nn.Module):
         self.weights_of: Any = of_branch.get("b")
 
     def branch(self, u: Tensor) -> Any:
-        if self.gate in ("module", "keeps"):
+        if self.gate == "module":
             return self.mlp(u)
         if self.gate == "two":
             return self.down(silu(self.up(u)) * self.gating(u))
@@ -237,20 +214,15 @@ class Block(nn.Module):
 
 
 class Gated(nn.Module):
-    """Two layers that gate each other, as language models have them; `keeps` what it computes, by
-    itself and in a list."""
+    """Two layers that gate each other, as language models have them."""
 
-    def __init__(self, bias: bool, keeps: bool = False) -> None:
+    def __init__(self, bias: bool) -> None:
         super().__init__()
         self.gate_proj, self.up_proj = (nn.Linear(DIM, 3 * DIM, bias) for _ in range(2))
-        self.down_proj, self.keeps = nn.Linear(3 * DIM, DIM, bias), keeps
+        self.down_proj = nn.Linear(3 * DIM, DIM, bias)
 
     def forward(self, u: Tensor) -> Any:
-        made = self.down_proj(silu(self.gate_proj(u)) * self.up_proj(u))
-        if self.keeps:
-            self.last = made
-            self.__dict__.setdefault("all", []).append(made)
-        return made
+        return self.down_proj(silu(self.gate_proj(u)) * self.up_proj(u))
 
 
 class RootMeanSquare(nn.Module):
@@ -265,12 +237,14 @@ class RootMeanSquare(nn.Module):
 
 
 class Attention(nn.Module):
-    """Under timm's names, but for the order of its one layer's outputs or the number of heads."""
+    """Under timm's names, but for the order of its one layer's outputs; tokens that `bias` (N, N)
+    sets far below 0 are not seen."""
 
-    def __init__(self, order: str = "", heads: str = "num_heads") -> None:
+    def __init__(self, order: str = "", bias: Tensor | None = None) -> None:
         super().__init__()
         self.qkv, self.proj, self.order = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM), order
-        setattr(self, heads, 4)
+        self.num_heads = 4
+        self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor, **_: object) -> Any:
         made = self.qkv(x)
@@ -280,37 +254,20 @@ class Attention(nn.Module):
             q, k, v = made.unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
         if self.order == "values first":
             q, k, v = k, v, q
-        return self.proj(mixed(q, k, v))
+        mixed = scaled_dot_product_attention(q, k, v, self.bias)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
-class Inside(Block):
-    """With its attention as a part of its own, which does not say its number of heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        del self.layers, self.out
-        self.attention = Attention(heads="number")
-
-    def attend(self, y: Tensor) -> Any:
-        return self.attention(y)
-
-
-class Turned(nn.Module):
-    """A block that turns its tokens for an attention that takes them first; its sums are
-    normalised, and its attention has a layer scale."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.ls1 = nn.MultiheadAttention(DIM, 4), nn.Parameter(torch.ones(DIM))
-        self.ln1, self.ln2 = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-        self.mlp = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM))
-        self.ls1.data.uniform_(0.2, 1)
-
-    def forward(self, z: Tensor) -> Any:
-        turned = z.transpose(0, 1)
-        attended = self.attention(turned, turned, turned, None, False)[0].transpose(0, 1)
-        u = self.ln1(z + self.ls1 * attended)
-        return self.ln2(u + self.mlp(u))
+def attending(attention: Any, **options: Any) -> Any:
+    """timm's ViT of 4 × 4 patches without a class token, whose blocks attend so."""
+    sizes = {"img_size": 32, "patch_size": PATCH, "embed_dim": DIM, "depth": 2, "num_heads": 4}
+    pooled = {"num_classes": 10, "class_token": False, "global_pool": "avg"}
+    network: Any = timm.models.VisionTransformer(**sizes, **pooled, **options)
+    for block in network.blocks:
+        block.attn = attention()
+        for matrix in (p for p in block.parameters() if p.ndim == 2):
+            nn.init.normal_(matrix, std=0.1)
+    return network
 
 
 class ByHand(Own):
@@ -354,17 +311,6 @@ class WithoutTable(ByHand):
         return z
 
 
-class Rows(Pooled):
-    """With a learned table of rows alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.row_pos = nn.Parameter(0.1 * torch.randn(4, 1, DIM))
-
-    def placed(self, z: Tensor) -> Any:
-        return super().placed(z + self.row_pos.expand(4, 4, DIM).flatten(0, 1))
-
-
 class Doubling(ByHand):
     """With a learned table of positions that is doubled before it is added."""
 
@@ -379,27 +325,14 @@ class Doubling(ByHand):
 
 
 class Neck(ByHand):
-    """With patches that are embedded otherwise than block 0 is given them: `wide`, and then
-    narrowed by a linear layer, or small, and then joined."""
+    """With patches that are embedded wide and then narrowed, before block 0 is given them."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.kind = kind
-        if kind == "joined":
-            small, joined = nn.Conv2d(3, DIM, PATCH // 2, PATCH // 2), nn.Conv2d(DIM, DIM, 2, 2)
-            self.embed = nn.Sequential(small, nn.GELU(), joined)
-        else:
-            self.embed, self.neck = nn.Conv2d(3, 2 * DIM, PATCH, PATCH), nn.Linear(2 * DIM, DIM)
+        self.embed, self.neck = nn.Conv2d(3, 2 * DIM, PATCH, PATCH), nn.Linear(2 * DIM, DIM)
 
     def embedded(self, x: Tensor) -> Any:
-        z = super().embedded(x)
-        return z if self.kind == "joined" else self.neck(z)
-
-
-def turned() -> nn.Module:
-    network = Own(sine=True, batch_first=True)
-    network.encoder = nn.Sequential(Turned(), Turned())
-    return network
+        return self.neck(super().embedded(x))
 
 
 def hands(holder: str = "list", network: Any = ByHand, **block: Any) -> Any:

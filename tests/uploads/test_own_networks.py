@@ -10,39 +10,30 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import weight_norm
-from torch.nn.utils.parametrize import remove_parametrizations
 
-from attacks.prior.files import find_prior
 from mjp_privacy import attack_gradients
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import to_patches
-from mjp_privacy.models.live.modules import load_module
-from mjp_privacy.models.live.parts import CalledAttention
 from mjp_privacy.uploads.leak import Leak
 from tests.uploads.networks import (
     DIM,
+    FIRST,
     PATCH,
     Attention,
     ByHand,
     Doubling,
-    Inside,
     Neck,
     Normed,
-    NoTable,
     Own,
     Placed,
     Pooled,
     Positions,
     RootMeanSquare,
-    Rows,
     WithoutTable,
-    first,
+    attending,
     hands,
     leak_of,
     photographs,
-    turned,
 )
 
 HALF: dict[str, Any] = {"mean": 0.5, "std": 0.5}
@@ -63,7 +54,7 @@ def _seeded() -> None:
 
 @pytest.mark.parametrize(
     "layer",
-    [{**first(), "activation": "gelu"}, {"norm_first": True}, {"batch_first": True}, {}],
+    [{**FIRST, "activation": "gelu"}, {"norm_first": True}, {"batch_first": True}, {}],
     ids=["before", "before, tokens first", "of sums", "of sums, tokens first"],
 )
 def test_torchs_encoder_layers_are_read_wherever_they_normalise(layer: dict[str, Any]) -> None:
@@ -79,30 +70,23 @@ def test_torchs_encoder_layers_are_read_wherever_they_normalise(layer: dict[str,
 NETWORKS: dict[str, tuple[int, Any]] = {  # pictures in a step, and the network
     "a norm before the first block, of positions too": (2, lambda: Normed(True)),
     "a norm before the first block and positions": (2, lambda: Normed(False)),
-    "three layers": (2, hands()),
     "blocks as attributes": (2, hands("attributes", order="kind, head, value")),
-    "blocks in a dictionary": (2, hands("dictionary", order="head, kind, value")),
-    "one layer, kinds last": (2, hands(order="head, value, kind")),
-    "RMSNorm": (2, hands(norm=nn.RMSNorm, gate="two", bias=False)),
-    "a norm of one's own": (2, hands(norm=RootMeanSquare, gate="halves", bias=False)),
+    "in a dictionary, RMSNorm": (
+        2,
+        hands("dictionary", order="head, kind, value", norm=nn.RMSNorm, gate="two", bias=False),
+    ),
+    "kinds last, a norm of one's own": (
+        2,
+        hands(order="head, value, kind", norm=RootMeanSquare, gate="halves", bias=False),
+    ),
     "norms without bias": (2, hands(norm=partial(nn.LayerNorm, bias=False), gate="module")),
     "norms without weights": (2, hands(norm=partial(nn.LayerNorm, elementwise_affine=False))),
-    "parts that keep what they computed": (2, hands(gate="keeps")),
-    "attention that does not say its heads": (2, lambda: ByHand(Inside)),
     "turned queries and keys": (2, hands(network=WithoutTable, turned=True)),
-    "turned queries and keys, one layer": (
-        2,
-        hands(network=WithoutTable, order="kind, head, value", turned=True),
-    ),
     "beside each other, one norm": (1, hands(beside=1)),
-    "beside each other, two norms": (1, hands(beside=2)),
     "beside each other, one norm, pooled": (2, hands(network=Pooled, beside=1)),
     "beside each other, two norms, pooled": (2, hands(network=Pooled, beside=2)),
-    "tokens turned for attention": (1, turned),
-    "a scale of attention": (1, hands(scales="a")),
     "a scale of attention, another norm": (1, hands(scales="a", norm=RootMeanSquare)),
     "a scale of the two layers": (1, hands(scales="b")),
-    "scales of both": (1, hands(scales="ab")),
     "scales that are numbers": (1, hands(scales="ab", numbers=1)),
     "scales, beside each other": (1, hands(beside=2, scales="ab")),
 }
@@ -126,13 +110,7 @@ def test_an_order_that_timms_names_do_not_have_is_told_by_outputs(
     order: str, wrap: nn.Module
 ) -> None:
     """In a batch attention says which tokens are of one picture."""
-    sizes = {"img_size": 32, "patch_size": PATCH, "embed_dim": DIM, "depth": 2, "num_heads": 4}
-    pooled: dict[str, Any] = {"num_classes": 10, "class_token": False, "global_pool": "avg"}
-    network: Any = timm.models.VisionTransformer(**sizes, **pooled)
-    for block in network.blocks:
-        block.attn = Attention(order)
-        for matrix in (p for p in block.parameters() if p.ndim == 2):
-            nn.init.normal_(matrix, std=0.08)
+    network = attending(lambda: Attention(order))
     if isinstance(wrap, nn.Sequential):
         network = wrap.append(network)
     leak = leak_of(network, photographs(2), attacks="token_peeling", batch=2)
@@ -184,8 +162,7 @@ def doubled() -> nn.Module:
     [
         (lambda: shared(False), 1, "more than once"),
         (lambda: shared(True), 1, "more than once"),
-        (lambda: Neck("wide"), 1, "what stands between"),
-        (lambda: Neck("joined"), 1, "what stands between"),
+        (Neck, 1, "what stands between"),
         (hands(beside=1), 2, ""),  # the class token's hide those of a batch
         (doubled, 1, ""),  # no mean of photographs either, which would look like a weak attack
     ],
@@ -197,36 +174,13 @@ def test_blocks_that_no_layer_shows_are_refused(make: Any, count: int, named: st
     assert not any("Error" in why for why in found.refused.values())
 
 
-def test_called_attention_computes_what_torchs_does() -> None:
-    for tokens_last in (True, False):
-        own = nn.MultiheadAttention(12, 3, batch_first=tokens_last).double()
-        called, (x, y) = CalledAttention(own), torch.randn(2, 4, 5, 12).double()
-        assert {id(p) for p in called.parameters()} == {id(p) for p in own.parameters()}
-        length = 5 if tokens_last else 4
-        blocked = torch.ones(length, length).triu(1).bool()
-        for given, options in (
-            ((x, x, x), {}),
-            ((x, x, x), {"average_attn_weights": False}),
-            ((x, x, x), {"need_weights": False}),
-            ((x, y, y), {}),
-            ((x, x, x, None, False), {}),
-            ((x, x, x), {"attn_mask": blocked}),
-        ):
-            for one, other in zip(called(*given, **options), own(*given, **options), strict=True):
-                assert (one is None) == (other is None)
-                if one is not None:
-                    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-
-
 # tables -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("make", "side"),
     [
-        (lambda: Placed("location"), 32),
         (lambda: Placed("table"), 32),
-        (lambda: Placed("pos_embed", last=True), 32),
         (lambda: Placed("location", last=True), 32),
         (lambda: Positions("map", 64), 64),  # a map as large as a patch
         (lambda: Positions("map", name="places"), 32),
@@ -274,7 +228,6 @@ def of_timm(name: str, **sizes: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "side", "finds"),
     [
-        (Rows, 32, True),
         (Doubling, 32, True),
         (lambda: of_timm("mixer_s32_224", img_size=96), 96, False),
         (lambda: of_timm("convnext_atto"), 64, False),
@@ -295,22 +248,13 @@ class Pads(Own):
         return super().embedded(nn.functional.pad(x, (4, 4, 4, 4)))
 
 
-@pytest.mark.parametrize(
-    ("make", "named", "img_size"),
-    [
-        (nn.Identity, "parameters", None),
-        (lambda: Pads(40, **first()), "pads", 32),
-        (NoTable, "img_size", None),
-    ],
-)
-def test_what_a_network_lacks_is_named(make: Any, named: str, img_size: int | None) -> None:
-    network = make()
+def test_what_a_network_lacks_is_named() -> None:
+    with pytest.raises(UserError, match="parameters"):
+        attack_gradients(nn.Identity(), {"a": torch.ones(1)}, **HALF)
+    network = Pads(40, **FIRST)
     sent = {name: torch.randn_like(p) for name, p in network.named_parameters()}
-    given = {"mean": 0.5, "std": 0.5, "img_size": img_size}
-    with pytest.raises(UserError, match=named):
-        attack_gradients(network, sent or {"a": torch.ones(1)}, **given)
-    if named == "img_size":  # parameters of as many rows are no tables
-        assert load_module(network, mean=0.5, std=0.5, img_size=32).pos_embed is None
+    with pytest.raises(UserError, match="pads"):
+        attack_gradients(network, sent, **HALF, img_size=32)
 
 
 # grey pictures ------------------------------------------------------------------------------------
@@ -335,21 +279,6 @@ def test_mean_and_std_of_grey_pictures_are_one_number_each() -> None:
     attack_gradients(network, sent, mean=[0.5], std=0.5, attacks="patch_gradient")
     with pytest.raises(UserError, match="Own"):
         attack_gradients(network, sent, mean=[0.4, 0.5, 0.6], std=0.5)
-
-
-def test_a_prior_of_grey_pictures_is_that_of_their_mean_colour() -> None:
-    colour, grey = (find_prior("fitted", patch=16, size=64, channels=c) for c in (3, 1))
-    mean, covariance = colour.patch(16, Pixels(64, (0.0,) * 3, (1.0,) * 3))
-    centre, spread = grey.patch(16, Pixels(64, (0.0,), (1.0,)))
-    torch.testing.assert_close(centre, mean.view(3, 256).mean(0))
-    torch.testing.assert_close(spread, covariance.view(3, 256, 3, 256).mean((0, 2)))
-    fields = colour.field_spectrum(Pixels(64, (0.0,) * 3, (1.0,) * 3))
-    torch.testing.assert_close(
-        grey.field_spectrum(Pixels(64, (0.0,), (1.0,)))[..., 0, 0],
-        fields.mean((2, 3)),
-        rtol=0.05,  # the logarithm of a mean is interpolated, not the mean of logarithms
-        atol=0,
-    )
 
 
 class Masked(timm.models.VisionTransformer):
@@ -401,7 +330,7 @@ class WithText(nn.Module):
         for name in place.split(".")[:-1]:
             self.add_module(name, nn.Module())
         holder, _, name = place.rpartition(".")
-        self.get_submodule(holder).add_module(name, Own(**first()))
+        self.get_submodule(holder).add_module(name, Own(**FIRST))
         self.place, self.text = place, nn.Embedding(10, 10)
 
     def forward(self, image: Tensor, ids: Tensor) -> Any:
@@ -418,31 +347,9 @@ def test_the_part_that_takes_pictures_is_read_and_named(place: str) -> None:
     leak = attack_gradients(network, sent, images=image, attacks="patch_gradient", **HALF)
     assert best_of(leak) == ("patch_gradient", 1, 1)
     assert [f"part {place} is" in note for note in leak.notes] == [True]
-    network.second = Own(**first())
+    network.second = Own(**FIRST)
     with pytest.raises(UserError, match="WithText"):
         attack_gradients(network, sent, attacks="patch_gradient", **HALF)
-
-
-def test_weight_norm_is_refused_and_left_out_as_the_refusal_says() -> None:
-    network, image = Own(**first()).eval(), photographs(1).float()
-    name, of = "embed.weight", "embed.parametrizations.weight.original"
-    weight_norm(network.embed)
-    nn.functional.cross_entropy(network((image - 0.5) / 0.5), torch.tensor([3])).backward()
-    with pytest.raises(UserError, match="weight_norm"):
-        attack_gradients(network, attacks="patch_gradient", **HALF)
-    g, v = (network.get_parameter(f"{of}{number}") for number in (0, 1))
-    of_g, of_v = g.grad, v.grad
-    assert of_g is not None
-    assert of_v is not None
-    sent: dict[str, Any] = {
-        n: p.grad for n, p in network.named_parameters() if not n.startswith(of)
-    }
-    g, v = g.detach(), v.detach()
-    size = v.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-    remove_parametrizations(network.embed, "weight")
-    sent[name] = of_g * v / size + of_v * size / g
-    leak = attack_gradients(network, sent, images=image, attacks="patch_gradient", **HALF)
-    assert best_of(leak) == ("patch_gradient", 1, 1)
 
 
 class Imitating(Own):
@@ -451,7 +358,7 @@ class Imitating(Own):
     hidden: Tensor | None = None
 
     def __init__(self, *, bias: bool) -> None:
-        super().__init__(**first())
+        super().__init__(**FIRST)
         self.embed = nn.Conv2d(3, DIM, PATCH, PATCH, bias=bias)
         self.mask_token = nn.Parameter(0.02 * torch.randn(1, 1, DIM))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +29,7 @@ from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import declared_errors, own_uploads
 from tests.helpers.models import planted_model, some_images
 from tests.helpers.planted import gradient_of, planted_images
+from tests.uploads.networks import Attention, attending, leak_of
 from tools.calibrate_certain import BEGIN, CLIENTS, END, GOOD, clipped, models, tried
 
 Gradients = Mapping[str, Tensor]
@@ -317,42 +317,11 @@ def test_weight_decay_is_read_off_where_it_is_not_as_declared(declared: float, l
 # what no gradient tells ---------------------------------------------------------------------------
 
 
-class Attention(nn.Module):
-    """Self-attention of which each of 16 tokens sees some, the nearer the more."""
-
-    def __init__(self, sees: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        self.qkv, self.proj = nn.Linear(96, 288), nn.Linear(96, 96)
-        self.num_heads = 4
-        self.register_buffer("bias", bias.masked_fill(~sees, -1e9))
-
-    def forward(self, x: Tensor, **_: object) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        weights = (q @ k.mT / q.shape[-1] ** 0.5 + self.bias).softmax(-1)
-        return self.proj((weights @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-
 PLACES = torch.cartesian_prod(torch.arange(4.0), torch.arange(4.0))
 APART = PLACES[:, None] - PLACES
 DISTANCE, DIRECTION = APART.norm(dim=2), APART @ torch.tensor([1.0, 0.4])
 WINDOW = (PLACES // 2) @ torch.tensor([2.0, 1.0])
 WINDOWS, ALL = WINDOW[:, None] == WINDOW, torch.ones(16, 16, dtype=torch.bool)
-
-
-def sent_by(sees: Tensor, bias: Tensor, pictures: Tensor, **options: Any) -> nn.Module:
-    """A ViT of 4 × 4 patches whose blocks attend so, with its gradients of these pictures."""
-    torch.manual_seed(0)
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 96, "depth": 2, "num_heads": 4}
-    pooled: dict[str, Any] = {"num_classes": 10, "class_token": False, "global_pool": "avg"}
-    network: Any = timm.models.VisionTransformer(**sizes, **pooled, **options)
-    for block in network.blocks:
-        block.attn = Attention(sees, bias)
-        for matrix in (p for p in block.parameters() if p.ndim == 2):
-            nn.init.normal_(matrix, std=0.1)
-    labels = torch.arange(len(pictures)) + 3
-    nn.functional.cross_entropy(network((pictures - 0.5) / 0.5), labels).backward()
-    assert isinstance(network, nn.Module)
-    return network
 
 
 @pytest.mark.parametrize(
@@ -371,11 +340,12 @@ def test_an_order_that_attention_does_not_tell_is_not_certain(
 ) -> None:
     """A mirrored order, or one of other windows, has the same inputs of all layers. A single
     picture's network has no table, either."""
-    pictures = levels(planted_images(count, 32).float())
-    network = sent_by(sees, bias, pictures, **({"pos_embed": "none"} if count == 1 else {}))
-    size = 32 if count == 1 else None
-    known: dict[str, Any] = {"mean": 0.5, "std": 0.5, "batch": count, "img_size": size}
-    leak = attack_gradients(network, **known, images=pictures, attacks="token_peeling")
+    torch.manual_seed(0)
+    pictures = levels(planted_images(count, 32))
+    options: dict[str, Any] = {"pos_embed": "none"} if count == 1 else {}
+    network = attending(lambda: Attention(bias=bias.masked_fill(~sees, -1e9).double()), **options)
+    known: dict[str, Any] = {"batch": count, "img_size": 32 if count == 1 else None}
+    leak = leak_of(network, pictures, attacks="token_peeling", **known)
     assert leak.best.verified == (count if is_told else 0)
     assert not is_told or leak.best.exact == count
 
