@@ -176,17 +176,11 @@ def attack_gradients(
 def _private_images(images: Images, view: AttackerView) -> Tensor:
     """The private images that were given, (m, C, H, W) in [0, 1]."""
     size, several = view.updates[0].batch, len(view.updates)
-    count = view.updates[0].steps_in_all * size
     given = next(iter(getattr(images, "shape", ())), 0)
     # Several uploads of batches need not hold the same pictures: as many as were given.
-    several_batches = several > 1 and size > 1 and 0 < given <= several * count
-    return read_images(
-        images,
-        int(given) if several_batches else count,
-        view.pixels.size,
-        len(view.pixels.mean),
-        view.model.whole_size,
-    )
+    several_batches = several > 1 and size > 1 and 0 < given <= several * size
+    count = int(given) if several_batches else size
+    return read_images(images, count, view.pixels.size, len(view.pixels.mean))
 
 
 def _moved(results: Mapping[str, Reconstructed], view: AttackerView) -> int:
@@ -398,12 +392,8 @@ def scored(made: Reconstructed, private: Tensor, batch: int = 1) -> Reconstructe
         return made
     private = private[: len(made.images)]
     places = list(range(len(private)))
-    if len(made.images) > len(private):  # uploads that need not hold the same pictures
+    if batch > 1 or len(made.images) > len(private):
         places = assigned(made.images, private).tolist()
-    elif batch > 1:
-        steps = [slice(at, at + batch) for at in range(0, len(private), batch)]
-        own = [assigned(made.images[step], private[step]) + step.start for step in steps]
-        places = torch.cat(own).tolist()
     usable = [at for at, place in enumerate(places) if place not in made.reasons]
     images, originals = made.images[[places[at] for at in usable]], private[usable]
     names = dict.fromkeys(METRICS[key].name for key in METRICS)

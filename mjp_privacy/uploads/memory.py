@@ -201,12 +201,11 @@ def half_precision_error(sent: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class OwnUploads:
-    """What a user gave: the uploads of all independent steps of each round, and the model of each
-    round."""
+    """What a user gave: the upload of each round, and the model that the round began with."""
 
     updates: Sequence[ClientUpdate]
     models: Sequence[LoadedModel]
-    labels: Tensor | None  # (m,)
+    labels: Tensor | None  # (B,)
     label_source: Literal["given", "read off the gradient", "unknown"]
     notes: tuple[str, ...]  # what may be mistaken in what was given
     client: ClientConfig
@@ -241,11 +240,7 @@ def own_uploads(
             loaded[key] = copied(own).to("cpu")
     models = [loaded[id(module)] for module in modules]
     sent = [read_gradients(*one) for one in zip(held, modules, models, strict=True)]
-    steps = sorted({len(next(iter(one.values()))) for one in sent})
-    if len(steps) > 1:
-        got, do = f"{', '.join(map(str, steps))} of them", "They are of the same images."
-        raise refusal("gradients", "as many independent steps in each upload", got, do)
-    client = step_client(facts, lambda: images_in_a_step(labels, images, steps[0]))
+    client = step_client(facts, lambda: images_in_a_step(labels, images))
     updates = [_update_of(one, client, errors, number) for number, one in enumerate(sent)]
     notes = list[str]()
     for number, of in enumerate(() if as_sent else models):
@@ -261,7 +256,7 @@ def own_uploads(
     notes += doubts
     given = None
     if labels is not None:
-        given = read_labels(labels, steps[0] * client.batch, models[0].card.num_classes)
+        given = read_labels(labels, client.batch, models[0].card.num_classes)
         if told is not None and not torch.equal(told, given):
             notes.append(
                 f"labels {given.tolist()} were given, and the classifier's gradient says "
@@ -309,19 +304,20 @@ def _notes_of_step(update: ClientUpdate, model: LoadedModel) -> Iterator[str]:
 def _told_labels(
     updates: Sequence[ClientUpdate], models: Sequence[LoadedModel]
 ) -> tuple[Tensor | None, list[str]]:
-    """The labels (n,) of single pictures that the classifier's gradient tells, and what speaks
-    against them, or against what was said of the step."""
+    """The label (1,) of a single picture that the classifier's gradient tells, and what speaks
+    against it, or against what was said of the step."""
     first, doubts = updates[0], list[str]()
-    tower = getattr(models[0], "tower", "")
+    tower, step = getattr(models[0], "tower", ""), first.batch
     both = zip(updates, models, strict=True)
     shown = [None if tower else shown_labels(update, of) for update, of in both]
     classes = sorted({tuple(labels.tolist()) for labels in shown if labels is not None})
     told = shown[0]
-    step, shows = first.batch, told is not None
-    if step > 1:
-        shows = not tower and first.steps_in_all == 1 and first.optimizer == "sgd"
-    several = _classes_of(first, models[0]) if shows else 1
-    turned = shows and step == 1 and _is_turned(first, models[0])
+    head = {} if tower else {n: g[0] for n, g in classifier_gradient(first, models[0]).items()}
+    several, turned = 1, False
+    if HEAD_BIAS in head and not first.noise and (step == 1 or first.optimizer == "sgd"):
+        bias = head[HEAD_BIAS]
+        several = int((bias < min(SEVERAL * float(bias.min()), 0.0)).sum())
+        turned = step == 1 and _is_turned(head, models[0])
     if turned or several > step:
         told = None
         pictures = counted(step, "picture")
@@ -356,8 +352,7 @@ def _update_of(
     dtype = torch.float64 if double else torch.float32
     wide = {name: sent[name].to(dtype) for name in sorted(sent)}
     noise, rounding, unknown = declared_errors(client, wide)
-    steps = len(next(iter(sent.values())))
-    told = {name: torch.full((steps,), errors.noise, dtype=torch.float64) for name in sent}
+    told = {name: torch.full((1,), errors.noise, dtype=torch.float64) for name in sent}
     halved = {
         name: (half_precision_error(tensor).square() + errors.rounding**2).sqrt()
         for name, tensor in sent.items()
@@ -370,47 +365,31 @@ def _update_of(
         round=round,
         noise=noise,
         rounding=rounding,
-        undeclared=torch.full((steps,), hidden) if client.defenses else None,
+        undeclared=torch.tensor([hidden]) if client.defenses else None,
         **as_shown(client, wide).stated,
     )
 
 
-def _classes_of(update: ClientUpdate, model: LoadedModel) -> int:
-    """How many classes the gradient of the classifier's bias points to at most in a step; 1 where
-    noise hides it."""
-    bias = classifier_gradient(update, model).get(HEAD_BIAS)
-    if bias is None or update.noise:
-        return 1
-    strongest = bias.amin(1, keepdim=True)
-    return int(((bias < SEVERAL * strongest) & (strongest < 0)).sum(1).max())
-
-
-def answer_of(sent: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Tensor:
-    """softmax(W f + c), (n, K), of single pictures: the gradient of the classifier's weight W is
-    b f^T and that of its bias c is b, so that the feature f can be read off."""
-    bias = sent[HEAD_BIAS]
-    square = bias.square().sum(1, keepdim=True).clamp_min(1e-300)
-    feature = (bias.unsqueeze(1) @ sent[HEAD])[:, 0] / square
-    return (feature @ state[HEAD].to(bias).mT + state[HEAD_BIAS].to(bias)).softmax(1)
-
-
-def _is_turned(update: ClientUpdate, model: LoadedModel) -> bool:
+def _is_turned(head: Mapping[str, Tensor], model: LoadedModel) -> bool:
     """Whether the gradient of the classifier's bias has one positive entry and several negative
-    ones, as a label less softmax, and is that: the softmax is read off the gradients. Smoothed
-    labels give such signs too, where a network is sure of another class."""
-    sent = {n: g.double() for n, g in classifier_gradient(update, model).items()}
-    if HEAD_BIAS not in sent or update.noise:
+    ones, as a label less softmax, and is that. Smoothed labels give such signs too, where a network
+    is sure of another class.
+
+    The softmax is read off: the gradient of the weight W is b f^T and that of the bias c is b,
+    which tells the feature f and so softmax(W f + c).
+    """
+    bias = head[HEAD_BIAS].double()
+    if int((bias > 0).sum()) != 1 or int((bias < 0).sum()) < 2:
         return False
-    bias = sent[HEAD_BIAS]
-    if not bool((((bias > 0).sum(1) == 1) & ((bias < 0).sum(1) > 1)).all()):
-        return False
-    if HEAD not in sent:
+    if HEAD not in head:
         return True
-    state = {name: model.get_parameter(name).detach() for name in (HEAD, HEAD_BIAS)}
-    turned = torch.eye(bias.shape[1]).to(bias)[bias.argmax(1)] - answer_of(sent, state)
-    scale = (bias * turned).sum(1, keepdim=True) / turned.square().sum(1, keepdim=True)
-    off = (bias - scale * turned).norm(dim=1) / bias.norm(dim=1)
-    return bool((off < TURNED).all()) and bool((scale < 1 + TURNED).all())  # clipped: less than 1
+    weight, offset = (model.get_parameter(name).detach().to(bias) for name in (HEAD, HEAD_BIAS))
+    feature = bias @ head[HEAD].double() / bias.square().sum()
+    turned = -(weight @ feature + offset).softmax(0)
+    turned[bias.argmax()] += 1
+    scale = float(bias @ turned / turned.square().sum())
+    off = float((bias - scale * turned).norm() / bias.norm())
+    return off < TURNED and scale < 1 + TURNED  # clipped: less than 1
 
 
 # the recorded format ------------------------------------------------------------------------------
@@ -455,10 +434,10 @@ def save_upload(
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     own = own_uploads(model, gradients, step, labels=labels, images=images, as_sent=True, **pixels)
     update, loaded = own.updates[0], own.models[0]
-    if len(own.updates) > 1 or update.steps_in_all > 1:
-        got = f"{len(own.updates)} upload(s) of {update.steps_in_all} independent step(s)"
+    if len(own.updates) > 1:
+        got = f"{len(own.updates)} of them"
         do = "Save each under a name of its own; those of the same images get the same series=…."
-        raise refusal("gradients", "one upload of one step", got, do)
+        raise refusal("gradients", "one upload", got, do)
     card, batch, given = loaded.card, update.batch, None if labels is None else own.labels
     if not card.num_classes or not rebuilt_by_name(loaded):
         expected = "one of colour pictures with a classifier that its name builds again, as timm's"

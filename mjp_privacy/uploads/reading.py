@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from attacks.equations import PATCH, PATCH_BIAS, TABLE, UNKNOWN
+from attacks.equations import PATCH, PATCH_BIAS
 from mjp_privacy.client.config import ClientConfig, told_client
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
@@ -25,7 +25,6 @@ from mjp_privacy.models.live.modules import of_live_names
 
 WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")
 """What DataParallel, FSDP and torch.compile put in front of a name."""
-MASKED = 1e-3  # relative error up to which a gradient is that of masked patches
 LONGEST_NAME = 200  # characters of a parameter's name
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Floating-point numbers that everything here computes with; those of 8 bits are not."""
@@ -137,7 +136,7 @@ def separate_uploads(gradients: Held) -> list[Held]:
 
 
 def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[str, Tensor]:
-    """One upload, (n, *shape) by this package's parameter names, on the CPU.
+    """One upload, (1, *shape) by this package's parameter names, on the CPU.
 
     held    what the user gave
     module  the model as the user has it, whose parameters give names, order and shapes
@@ -160,21 +159,21 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
     if sent and all(g.shape == own[n].shape and g.equal(own[n].to(g)) for n, g in sent.items()):
         raise refusal("gradients", "gradients", "the model's weights", GIVE)
     for name, tensor in sent.items():
+        if tensor.shape != own[name].shape:
+            expected = f"{name} of the shape {tuple(own[name].shape)}"
+            do = "Check that model and gradients are of the same architecture."
+            raise refusal("gradients", expected, f"{tuple(tensor.shape)}", do)
         if count := int((~tensor.isfinite()).sum()):
             got = f"{count} NaN or infinite one(s) of {tensor.numel()} in {name}"
             do = "The client's step broke down, or its loss scale was not undone: take another."
             raise refusal("gradients", "finite numbers", got, do)
-    stepped = given = _with_step_axis(sent, own)
+    sent = {name: tensor.unsqueeze(0) for name, tensor in sent.items()}
     if sent and model.family == "timm":
-        stepped = of_live_names(model, stepped)
+        sent = of_live_names(model, sent)
     elif sent:
-        stepped = recognised(own).to_own(stepped, axes=1)
-    if model is not module and (name := unknown_embedding(model, own, given, stepped)):
-        rows = own[name].reshape(1, 1, -1)
-        setattr(model, UNKNOWN, nn.Parameter(rows, requires_grad=False))
-        stepped[UNKNOWN] = given[name].reshape(-1, *rows.shape)
+        sent = recognised(own).to_own(sent, axes=1)
     parameters = dict(model.named_parameters())
-    named = {name: tensor for name, tensor in stepped.items() if name in parameters}
+    named = {name: tensor for name, tensor in sent.items() if name in parameters}
     frozen = [name for name in (PATCH, PATCH_BIAS) if name in named]
     passed = any(bool(g.any()) for name, g in named.items() if name.startswith("blocks."))
     if passed and not any(bool(named[name].any()) for name in frozen):
@@ -189,42 +188,6 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
         )
         raise refusal("gradients", "something of a picture", got, do)
     return named
-
-
-def unknown_embedding(
-    model: LoadedModel,
-    own: Mapping[str, Tensor],
-    given: Mapping[str, Tensor],
-    sent: Mapping[str, Tensor],
-) -> str:
-    """The name of what a live network adds to masked patches in place of their positions, or "":
-    its gradient is what that of the patch embedding's bias has beyond all patches' positions'.
-
-    own          the network's weights, by its names
-    given, sent  gradients (n, *shape) by the names of the network, and of its copy
-    """
-    if model.unk_embed is not None or model.pos_embed is None:
-        return ""
-    if not {TABLE, PATCH_BIAS} <= sent.keys():
-        return ""
-    rows = sent[TABLE].flatten(1, -2)[:, model.rows_of_patches].double().sum(1)
-    rest, size = sent[PATCH_BIAS].double() - rows, float(rows.norm())
-    places = model.pos_embed.detach().reshape(-1, model.embed_dim)[model.rows_of_patches]
-    decaying = model.patch_bias.detach(), places.sum(0)
-    for name, weight in own.items():
-        if name not in given or weight.numel() != model.embed_dim:
-            continue
-        weights = torch.stack([*decaying, weight.flatten()], 1).double()
-        q = torch.linalg.qr(weights).Q  # weight decay adds some of each
-
-        def off(vectors: Tensor, q: Tensor = q) -> float:
-            return float((vectors - vectors @ q @ q.mT).norm())
-
-        # else nothing is masked, or all is, which the bias looks like as well
-        some = MASKED * size < off(rest) < size / MASKED
-        if some and off(given[name].flatten(1).double() - rest) < MASKED * off(rest):
-            return name
-    return ""
 
 
 def _by_name(held: Held, module: nn.Module) -> dict[str, Any]:
@@ -254,22 +217,6 @@ def _numbers(name: str, value: Any) -> Tensor:
         do = f"{GIVE} Undo a quantisation (times its scale), and give its error as rounding=…."
         raise refusal("gradients", expected, f"a {type(value).__name__}{of} for {name}", do)
     return tensor
-
-
-def _with_step_axis(
-    sent: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Every tensor with the axis of independent steps in front; all have it, or none."""
-    shaped, steps = {}, set[int]()
-    for name, tensor in sent.items():
-        shape = tuple(parameters[name].shape)
-        shaped[name] = tensor.unsqueeze(0) if tuple(tensor.shape) == shape else tensor
-        steps.add(len(shaped[name]) if shaped[name].ndim else 0)
-        if tuple(shaped[name].shape[1:]) != shape or len(steps) > 1:
-            expected = f"{name} of the shape {shape}, or with one more axis in front, that of steps"
-            do = "Check that model and gradients are of the same architecture."
-            raise refusal("gradients", expected, f"{tuple(tensor.shape)}", do)
-    return shaped
 
 
 # models, labels, pictures -------------------------------------------------------------------------
@@ -306,16 +253,9 @@ def read_labels(labels: Labels, images: int = 0, classes: int = 0) -> Tensor:
     return given.long()
 
 
-def read_images(
-    images: Any, count: int, size: Size, channels: int, whole: Size | None = None
-) -> Tensor:
-    """(m, C, H, W) float64 in [0, 1] from a tensor or array, one picture or several.
-
-    whole  the size of pictures of which the network embeds `size` alone
-    """
+def read_images(images: Any, count: int, size: Size, channels: int) -> Tensor:
+    """(m, C, H, W) float64 in [0, 1] from a tensor or array, one picture or several."""
     tensor, expected = as_tensor(images), (count, channels, *height_width(size))
-    if tensor is not None and whole and tuple(tensor.shape[-2:]) == height_width(whole):
-        tensor = tensor[..., : expected[2], : expected[3]]
     got = said(images) if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"
     pixels = torch.empty(0)
     if tensor is not None and tensor.dtype in (*FLOATS, torch.uint8):
@@ -334,14 +274,8 @@ def read_images(
     return pixels.clamp(0, 1)
 
 
-def images_in_a_step(labels: Labels | None, images: Images | None, steps: int) -> int:
-    """How many images each of the steps has, as far as labels and images say it; else 1."""
-    count = steps
+def images_in_a_step(labels: Labels | None, images: Images | None) -> int:
+    """How many images a step has, as far as labels and images say it; else 1."""
     if images is not None and getattr(images, "ndim", 0) == 4:
-        count = len(images)
-    elif labels is not None:
-        count = len(read_labels(labels))
-    if not count or count % steps:
-        expected = f"as many for each of {steps} independent step(s)"
-        raise refusal("labels, images", expected, f"{count} in all", "Their first axis counts.")
-    return count // steps
+        return max(len(images), 1)
+    return 1 if labels is None else max(len(read_labels(labels)), 1)

@@ -122,30 +122,18 @@ def masked_uploads(model: LoadedModel, rounds: int) -> list[Gradients]:
 
 
 def test_several_uploads_of_an_mjp_client_meet_in_one_picture() -> None:
-    """An attack without a picture of every image is not the best: plain_step has none of the image
-    that was masked in both uploads. Independent steps share a leading axis."""
+    """An attack without a picture is not the best: plain_step has none of an image that was masked
+    in every upload."""
     model = planted_model(unknown_embedding=True)
-    chosen: dict[str, Any] = {"masked_span": STATIONARY, "multi_round": STATIONARY}
+    chosen = {"plain_step": {}, "masked_span": STATIONARY, "multi_round": STATIONARY}
     uploads = masked_uploads(model, 8)
     leak = attack_gradients(model, uploads, attacks=chosen, images=planted_images(1))
     assert leak["multi_round"].psnr > 60 > leak["masked_span"].psnr
     assert leak.best.attack == "multi_round"
+    assert "plain_step" in leak.refused
     mask = leak["masked_span"].mask
     assert mask is not None
     assert int(mask.sum()) == 16
-    plain = [gradient_of(model, planted_images(2)[1:], torch.tensor([5]))] * 2
-    both = [
-        {n: torch.stack([g, other.get(n, torch.zeros_like(g))]) for n, g in one.items()}
-        for one, other in zip(uploads[:2], plain, strict=True)
-    ]
-    chosen = {"plain_step": {}, "masked_span": STATIONARY}
-    leak = attack_gradients(model, both, attacks=chosen, images=planted_images(2))
-    assert leak.best.attack == "masked_span"
-    assert leak.labels is not None
-    assert leak.labels.tolist() == [3, 5]
-    assert leak["plain_step"].image.isfinite().all()
-    assert "1 of 2" in str(leak)
-    assert "images (2, 3, 32, 32)" in repr(leak["plain_step"])
 
 
 def test_several_uploads_may_come_from_several_models(

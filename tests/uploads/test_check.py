@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from attacks import ATTACKS
@@ -24,14 +23,10 @@ from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.uploads.check import ModelAnswer, check_model
 from tests.helpers.federations import run
 from tests.helpers.models import saved, state_of
-from tests.helpers.planted import gradient_of
 from tests.helpers.runs import MJP as TINY_MJP
 from tests.helpers.uploads import (
-    NAME,
     ONE,
     attacked,
-    change,
-    change_upload,
     check_uploads,
     copied,
     edit_all,
@@ -55,25 +50,12 @@ def headed(with_head: Path, tmp_path: Path) -> Path:
     return copied(with_head, tmp_path / "headed")
 
 
-def other_weights(folder: Path) -> None:
-    edit_all(folder, weights_sha256=None)
-    for path in folder.glob("weights/*.safetensors"):
-        change(path, lambda held: held | {HEAD[0]: 2 * held[HEAD[0]].flip(0).contiguous()})
-
-
-def two_labels(folder: Path) -> None:
-    """As mixup or a batch has them."""
-    second = torch.eye(len(load_file(folder / f"{NAME}.safetensors")[HEAD[1]]))[0]
-    change_upload(folder, lambda held: held | {HEAD[1]: held[HEAD[1]] - 0.5 * second})
-
-
 DIFFERENCE = {"kind": "weight_difference", "lr": 0.1}
 
 
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
-        *((spoil, ["does not fit weights/"]) for spoil in (other_weights, two_labels)),
         ({"gamma": 0.27}, ["unk_embed"]),
         ({"mean": [0.5] * 3, "std": [0.5] * 3}, ["normalised", "mean", "the weights file"]),
         (DIFFERENCE | {"momentum": 0.9, "steps": 3}, ["approximate", "0.9"]),
@@ -83,14 +65,11 @@ DIFFERENCE = {"kind": "weight_difference", "lr": 0.1}
     ],
 )
 def test_what_weakens_attacks_silently_is_said(
-    headed: Path, spoil: Callable[[Path], None] | dict[str, Any], named: list[str]
+    headed: Path, spoil: dict[str, Any], named: list[str]
 ) -> None:
     """And a row of an attack that does not apply says why as `check` does."""
     before = check_uploads(headed)[0]
-    if isinstance(spoil, dict):
-        edit_all(headed, **spoil)
-    else:
-        spoil(headed)
+    edit_all(headed, **spoil)
     text = check_uploads(headed)[0]
     assert all(words in text for words in named)
     assert not any(words in before for words in named)
@@ -123,35 +102,10 @@ def test_an_autocast_that_a_header_leaves_out_is_read_off_the_gradient(
     (upload,) = load_uploads(tmp_path)
     assert upload.header.recipe.autocast == "bf16"
     edit_all(tmp_path, autocast="none")
-    text, usable = check_uploads(tmp_path)
-    assert usable, text
-    assert "classifier's gradient" not in text
-
-
-@pytest.mark.parametrize("error", ["bfloat16", "noise", "noise untold"])
-def test_a_classifiers_gradient_with_declared_errors_fits(error: str, tmp_path: Path) -> None:
-    model = load_model("cifar_vit")
-    images = torch.rand(1, 3, 56, 56, generator=torch.Generator().manual_seed(0))
-    sent = gradient_of(model, images, torch.tensor([3]))
-    if error == "bfloat16":
-        sent = {name: g.bfloat16() for name, g in sent.items()}
-    else:
-        generator = torch.Generator().manual_seed(1)
-        sent = {n: g + 3e-3 * torch.randn(g.shape, generator=generator) for n, g in sent.items()}
-    save_upload(tmp_path, model, sent, labels=3, noise=3e-3 if error == "noise" else 0.0)
-    assert ("does not fit" in check_uploads(tmp_path)[0]) == (error == "noise untold")
+    assert check_uploads(tmp_path)[1]
 
 
 # uploads in which nothing was shuffled ------------------------------------------------------------
-
-
-def test_the_mean_of_two_heads_is_no_misfit_of_the_classifier(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"img_size": 32, "mean": 0.5, "std": 0.5, "num_classes": 5}
-    model = load_model("deit_tiny_distilled_patch16_224", checkpoint="random", **given)
-    x = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    torch.nn.functional.cross_entropy(model(x), torch.tensor([3])).backward()
-    save_upload(tmp_path, model)
-    assert "does not fit" not in check_uploads(tmp_path)[0]
 
 
 def of_two(**client: Any) -> dict[str, Any]:

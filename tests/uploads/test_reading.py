@@ -44,7 +44,6 @@ def test_every_form_reads_the_same(small: LoadedModel) -> None:
     sent = by_name(small)
     trained = [g for name, g in sent.items() if name != "cls_token"]
     forms: dict[str, Any] = {
-        "leading axis": {name: g.unsqueeze(0) for name, g in sent.items()},
         "wrappers": {f"_orig_mod.module.{name}": g for name, g in sent.items()},
         "parameter order": [p.grad for p in small.parameters()],
         "NumPy": {name: g.numpy() for name, g in sent.items()},
