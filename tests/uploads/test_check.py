@@ -21,33 +21,17 @@ from mjp_privacy.experiment.diagnostics import shows_no_mask, unshuffled_uploads
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.uploads.check import ModelAnswer, check_model
-from tests.helpers.federations import run
 from tests.helpers.models import saved, state_of
 from tests.helpers.runs import MJP as TINY_MJP
 from tests.helpers.uploads import (
     ONE,
     attacked,
     check_uploads,
-    copied,
     edit_all,
     load_uploads,
 )
 
 HEAD = ("head.weight", "head.bias")
-
-
-@pytest.fixture(scope="session")
-def with_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain federation's uploads, the classifier's gradient among them."""
-    names = ("pos_embed", "patch_embed.proj.weight", *HEAD)
-    record = {"rounds": [1], "images": 2, "probes": [{"uploads": 2}], "parameters": names}
-    return run(tmp_path_factory.mktemp("head"), record=record) / "uploads"
-
-
-@pytest.fixture
-def headed(with_head: Path, tmp_path: Path) -> Path:
-    """A copy of them to spoil."""
-    return copied(with_head, tmp_path / "headed")
 
 
 DIFFERENCE = {"kind": "weight_difference", "lr": 0.1}
@@ -65,31 +49,31 @@ DIFFERENCE = {"kind": "weight_difference", "lr": 0.1}
     ],
 )
 def test_what_weakens_attacks_silently_is_said(
-    headed: Path, spoil: dict[str, Any], named: list[str]
+    folder: Path, spoil: dict[str, Any], named: list[str]
 ) -> None:
     """And a row of an attack that does not apply says why as `check` does."""
-    before = check_uploads(headed)[0]
-    edit_all(headed, **spoil)
-    text = check_uploads(headed)[0]
+    before = check_uploads(folder)[0]
+    edit_all(folder, **spoil)
+    text = check_uploads(folder)[0]
     assert all(words in text for words in named)
     assert not any(words in before for words in named)
     if "which holds no" in named:
-        summary, scores, _ = attacked(headed, **ONE)
+        summary, scores, _ = attacked(folder, **ONE)
         assert summary.exit_code == 0
         assert set(scores.status) == {"unsupported"}
         assert "AdamW" in scores.reason.iloc[0] in text
 
 
-def test_one_plain_step_is_exact_unless_its_numbers_leave_their_range(headed: Path) -> None:
+def test_one_plain_step_is_exact_unless_its_numbers_leave_their_range(folder: Path) -> None:
     """Divided by a tiny learning rate, sound weights are infinite: a fault of their uploads."""
-    edit_all(headed, **DIFFERENCE, momentum=0.9)
-    text, usable = check_uploads(headed)
+    edit_all(folder, **DIFFERENCE, momentum=0.9)
+    text, usable = check_uploads(folder)
     assert usable
     assert "approximate" not in text
     assert "applies: patch_gradient" in text
     assert "not april: " in text
-    edit_all(headed, momentum=0.0, lr=1e-320)
-    text, usable = check_uploads(headed)
+    edit_all(folder, momentum=0.0, lr=1e-320)
+    text, usable = check_uploads(folder)
     assert "FAULT" in text
     assert not usable
 

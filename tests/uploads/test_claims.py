@@ -11,7 +11,6 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from attacks.masked_span import PatchLattice
 from mjp_privacy import attack_gradients, load_images, load_model
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
@@ -194,20 +193,6 @@ def test_which_attack_is_the_best(
     assert Leak(made, {}, None, "unknown", batch=batch).best.attack == best
 
 
-def test_a_doubt_about_the_best_picture_is_in_the_verdict() -> None:
-    left, doubts = torch.tensor([0.1]), {0: "no levels"}
-    made = Reconstructed(
-        "april", PHOTOGRAPHS[:1], left, 1.0, 0.1, misfits=torch.ones(1), doubts=doubts
-    )
-    assert "colours" in Leak({"april": made}, {}, LABEL, "given").verdict
-
-
-def test_the_shape_that_pictures_may_have_as_well_is_named_where_nothing_is_certain() -> None:
-    for residual in (1e-6, 0.5):
-        assert "32×128" in explaining(residual, 0.7, other_size=(32, 128))
-        assert "×" not in explaining(residual, 0.7)
-
-
 def test_a_square_picture_of_a_step_on_another_shape_has_not_its_gradient() -> None:
     torch.manual_seed(0)
     shape = {"img_size": 64, "depth": 3, "num_classes": 20, "dynamic_img_size": True}
@@ -219,19 +204,6 @@ def test_a_square_picture_of_a_step_on_another_shape_has_not_its_gradient() -> N
     assert leak.best.rolled < 2 * leak.best.residual
     assert "has the uploaded gradient" not in leak.verdict
     assert "32×128" in leak.verdict
-
-
-@pytest.mark.parametrize("found", [0.0, 1.0])
-def test_an_order_that_attention_tells_is_not_laid_to_borders(
-    masking: LoadedModel, monkeypatch: pytest.MonkeyPatch, found: float
-) -> None:
-    def told(self: object, view: object, index: int, exact: Any, hidden: Tensor) -> Any:
-        placed, order = exact.placed(hidden, masking.grid, masking.patch_size)
-        return placed, order, {"order_found": found}
-
-    monkeypatch.setattr(PatchLattice, "_placed", told)
-    leak = of_masked(masking, torch.zeros(1, 16, dtype=torch.bool), attacks=["patch_lattice"])
-    assert leak.best.ordered == (0 if found else 16)
 
 
 @pytest.mark.parametrize(("told", "named"), [(3, True), (4, False)])

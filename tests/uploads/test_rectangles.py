@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
 
-from attacks.equations.completion import FieldEnergy
-from attacks.jigsaw import sorted_into_pictures
-from attacks.prior.files import find_prior
 from mjp_privacy import attack_gradients, load_model, save_upload
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
@@ -21,8 +17,7 @@ from mjp_privacy.core.schema import size_of
 from mjp_privacy.data import load_images
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
-from mjp_privacy.interfaces import Pixels
-from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
+from mjp_privacy.models.jigsaw import to_patches
 from tests.helpers.planted import gradient_of
 from tests.helpers.runs import attack, photographs, tiny, values
 from tests.uploads.networks import Own, leak_of
@@ -121,17 +116,6 @@ def test_a_certain_picture_names_the_shape_that_it_was_taken_to_have() -> None:
     torch.testing.assert_close(arranged, to_patches(wide, 8), rtol=0, atol=1e-4)
 
 
-def test_so_does_that_of_a_plain_vit_that_asserts_no_shape() -> None:
-    torch.manual_seed(0)
-    network: Any = timm.models.VisionTransformer(
-        img_size=32, patch_size=8, embed_dim=96, depth=2, num_heads=4, num_classes=10
-    )
-    assert leak_of(network, pictures(size=(32, 32))).other_size is None
-    network.patch_embed.strict_img_size = False
-    assert "16×64" in leak_of(network, pictures(size=(32, 32))).verdict
-    assert "16×64" not in leak_of(network, pictures(size=(32, 32)), img_size=32).verdict
-
-
 def test_what_lies_beyond_whole_patches_is_said() -> None:
     torch.manual_seed(0)
     network = timm.create_model(
@@ -201,28 +185,3 @@ def test_a_size_is_one_number_or_two(capsys: pytest.CaptureFixture[str]) -> None
     assert "'96y'" in capsys.readouterr().err
     assert main(["check", "--model", "vit_tiny_patch16_224", "--img-size", "96x64"]) == 0
     assert {"24", "16×16", "96×64"} <= set(capsys.readouterr().out.split())
-
-
-# what they are made of ----------------------------------------------------------------------------
-
-
-def test_pictures_of_a_batch_are_sorted_on_a_grid_that_is_no_square() -> None:
-    plain = to_patches(pictures(2, (128, 80)), 16)
-    jumbled = plain.transpose(0, 1).clone()
-    for place in range(1, 40, 3):
-        jumbled[place] = jumbled[place].flip(0)
-    sheets = sorted_into_pictures(jumbled.numpy(), Grid(8, 5), 16)
-    assert any(np.array_equal(sheets, plain[list(pair)].numpy()) for pair in ((0, 1), (1, 0)))
-
-
-def test_a_prior_and_its_energy_are_of_the_pictures_shape() -> None:
-    pixels = Pixels((24, 16), (0.5,) * 3, (0.25,) * 3)
-    prior = find_prior("stationary", patch=8, size=pixels.size)
-    energy, picture = FieldEnergy.of(prior, 8, pixels), pictures(size=(24, 16))[0]
-    force = to_images(energy.force(to_patches(picture, 8)), Grid(3, 2), 8)
-    waves = (energy.down @ picture @ energy.across.mT).unsqueeze(0)
-    expected = energy.down.mT @ (energy.precision * waves).sum(1) @ energy.across
-    torch.testing.assert_close(force, expected)
-    assert energy.precision.shape == (3, 3, 24, 16)
-    same_area = find_prior("stationary", patch=8, size=(12, 32))
-    assert torch.equal(prior.spectrum, same_area.spectrum)
