@@ -159,12 +159,9 @@ def test_a_header_written_by_hand_is_enough(folder: Path) -> None:
 
 
 def test_a_mended_truth_or_header_is_attacked_anew(folder: Path) -> None:
-    path = folder / "truth" / f"{NAME}.safetensors"
-    right = path.read_bytes()
+    attacked(folder, **ONE)
     change_truth(folder, lambda held: held | {"images": held["images"].flip(-1).contiguous()})
     assert attacked(folder, **ONE)[1].value.min() < 40
-    path.write_bytes(right)
-    assert attacked(folder, **ONE)[1].value.min() > 60
     before = cells(folder.parent / "run")
     edit_all(folder, lr=0.5)
     attacked(folder, **ONE)
