@@ -53,6 +53,9 @@ LEVELS: list[tuple[Tensor, tuple[tuple[float, ...], tuple[float, ...]], str]] = 
     *((pixels, HALF, "mean 0, std 1") for pixels in (ONE, HALVED)),
     *((as_fed(pixels), IMAGENET, "mean 0.5, std 0.5") for pixels in (ONE, HALVED)),
     (TURNED, (IMAGENET_MEAN, (1.0,) * 3), "other order"),
+    # pixels beyond their range, and between levels
+    (as_fed(2 * HALVED - 0.5), HALF, "leave [0, 1]"),
+    (as_fed(ONE + 0.1 / 255 * torch.randn(ONE.shape)), HALF, ""),
     # one colour has levels of any normalisation
     (as_fed(torch.full((3, 32, 32), 0.3)), HALF, "no 8-bit levels|!std 0.2"),
     # numbers from 0 to 255, and those of a dark picture, which are nearly whole and no levels

@@ -24,7 +24,7 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 from mjp_privacy.uploads.attacking import scored
-from mjp_privacy.uploads.checks import MISNORMALISED, declared_wrongly, of_recorded
+from mjp_privacy.uploads.checks import MISNORMALISED, of_recorded
 from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import declared_errors, own_uploads
 from tests.helpers.models import planted_model, some_images
@@ -160,42 +160,14 @@ def as_fed(model: LoadedModel, pixels: Tensor) -> dict[str, Tensor]:
     return gradient_of(model, pixels.to(model.like), LABEL, normalised=True)
 
 
-@pytest.mark.parametrize(
-    ("done", "declared", "fits"),
-    [
-        (NONE, HALF, "none (mean 0, std 1)"),
-        (IMAGENET, HALF, "ImageNet's"),
-        (HALF, IMAGENET, "one half"),
-        (REVERSED, IMAGENET, "other order of channels"),
-        ((HALF[0], NONE[1]), IMAGENET, "std 1"),
-    ],
-)
-def test_another_normalisation_is_said_and_nothing_is_certain(
-    model: LoadedModel, done: Normalisation, declared: Normalisation, fits: str
-) -> None:
-    sent = as_fed(model, fed(PICTURE, done))
-    leak = attacked(declaring(model, declared), sent)
-    assert fits in leak.verdict
-    assert not leak.best.is_certain
-    right = attacked(declaring(model, done), sent)
-    assert right.best.is_certain
-    assert right.doubt == ""
-    assert off(right, PICTURE) < 1e-3
-
-
 def test_pictures_as_declared_stay_certain(model: LoadedModel) -> None:
-    """Neither rounding nor declared noise is another normalisation; pixels beyond their range
-    are."""
+    """Neither rounding nor declared noise is another normalisation."""
     known = declaring(model, IMAGENET)
     for image in (planted_images(1), torch.ones_like(PICTURE), PICTURE.round()):
         assert attacked(known, as_fed(model, fed(image, IMAGENET))).doubt == ""
     sent = as_fed(model, fed(PICTURE, IMAGENET))
     spread = 0.05 * float(sent[PATCH].std())
     assert attacked(known, noisy(sent, spread), noise=spread).doubt == ""
-    noise = torch.randn(PICTURE.shape, generator=torch.Generator().manual_seed(0)) * 0.1 / 255
-    assert "[0, 1]" in declared_wrongly(fed(planted_images(1) * 2 - 0.5, HALF)[0], *HALF)
-    assert declared_wrongly(fed(PICTURE + noise, HALF)[0], *HALF) == ""
-    assert declared_wrongly(fed(PICTURE + noise, NONE)[0], *HALF)
 
 
 LAYERS: dict[str, Any] = {"attacks": {"layer_span": {"prior": "stationary"}}}
@@ -360,12 +332,11 @@ def larger() -> LoadedModel:
 
 
 def test_a_mosaic_is_not_taken_for_a_shuffled_picture(larger: LoadedModel) -> None:
-    for cell in (4, 8):
-        pixels = nn.functional.avg_pool2d(photograph(0), cell)
-        mosaic = nn.functional.interpolate(pixels, scale_factor=cell)
-        sent = gradient_of(larger, mosaic, LABEL)
-        leak = attacked(larger, sent, images=mosaic, attacks=["patch_gradient", "patch_jigsaw"])
-        assert (leak.best.attack, leak.moved) == ("patch_gradient", 0)
+    pixels = nn.functional.avg_pool2d(photograph(0), 8)
+    mosaic = nn.functional.interpolate(pixels, scale_factor=8)
+    sent = gradient_of(larger, mosaic, LABEL)
+    leak = attacked(larger, sent, images=mosaic, attacks=["patch_gradient", "patch_jigsaw"])
+    assert (leak.best.attack, leak.moved) == ("patch_gradient", 0)
 
 
 @pytest.mark.parametrize(("place", "shuffles"), [(0, True), (4, False)])
