@@ -31,9 +31,6 @@ from tests.helpers.uploads import (
     load_uploads,
 )
 
-HEAD = ("head.weight", "head.bias")
-
-
 DIFFERENCE = {"kind": "weight_difference", "lr": 0.1}
 
 

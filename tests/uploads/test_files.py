@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +67,6 @@ def test_what_is_written_is_the_clients_gradient_and_attacked_once(folder: Path)
     scores, before = attacked(folder, **ONE)[1], written(folder.parent / "run")
     assert scores.equals(attacked(folder, **ONE)[1])  # finds nothing to do
     assert written(folder.parent / "run") == before
-
-
-def test_labels_are_read_off_headers_and_never_made_up(folder: Path) -> None:
-    """Of uploads without private images. Other rows of such: the oracle's case `uploads`."""
-    shutil.rmtree(folder / "truth")
-    found = attacked(folder, **ONE)[2]
-    assert (found[found.metric == "gradient_residual"].value < 1e-3).all()
-    edit_all(folder, labels=None)
-    summary, scores, found = attacked(folder, attacks=[*ONE["attacks"], {"name": MATCHING}])
-    assert summary.failures == ()
-    assert "gradient_residual" not in set(found.metric)
-    refused = scores[scores.title == MATCHING]
-    assert set(refused.status) == {"unsupported"}
-    assert refused.reason.str.contains("labels").all()
 
 
 def test_probes_are_set_aside_and_have_the_clients_own_steps_unless_they_say(

@@ -45,36 +45,15 @@ def timms(name: str, **changes: Any) -> nn.Module:
     return timm.create_model(name, num_classes=10, depth=2, **{"img_size": SIZE, **changes})
 
 
-def of_transformers(name: str, *, image_size: int | tuple[int, int]) -> nn.Module:
-    import transformers
-
-    sizes = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 8}
-    config = getattr(transformers, f"{name}Config")(image_size=image_size, **sizes, num_labels=10)
-    return Logits(getattr(transformers, f"{name}ForImageClassification")(config))
-
-
-class Logits(nn.Module):
-    """A network of transformers, which returns its logits alone."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Any:
-        return self.network(x).logits
-
-
 @pytest.mark.parametrize(
     ("network", "img_size"),
     [
         (lambda: timms("vit_tiny_patch16_224"), None),
         (lambda: timms("vit_tiny_patch16_224", img_size=64, dynamic_img_size=True), SIZE),
         (lambda: timms("vit_tiny_patch16_224", class_token=False, global_pool="avg"), None),
-        (lambda: of_transformers("ViT", image_size=SIZE), None),
-        (lambda: of_transformers("Dinov2", image_size=64), SIZE),
         (Rectangle, SIZE),
     ],
-    ids=["timm", "stretched", "no class token", "stated", "stretches", "own"],
+    ids=["timm", "stretched", "no class token", "own"],
 )
 def test_one_upload_gives_the_picture_whatever_its_shape(network: Any, img_size: Any) -> None:
     """A table of as many rows, one that is stretched, or one whose number says nothing alone."""

@@ -61,10 +61,6 @@ def replaced(name: str, make: Callable[[Path], object]) -> Spoil:
     return replace
 
 
-def endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
 def cut_off(folder: Path) -> None:
     (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-100])
 
@@ -95,12 +91,12 @@ def weights_of_a_swin(folder: Path) -> None:
 
 
 ORDER, NONE = torch.arange(16).unsqueeze(0), torch.zeros(1, 16, dtype=torch.bool)
-DEVICE = replaced(TRUTH, endless)
+DEVICE = replaced(TRUTH, lambda path: path.symlink_to("/dev/zero"))
 # single fields of a header: SCHEMAS in tests/experiment/test_config.py
 FAULTS: list[tuple[Spoil, str]] = [
     (cut_off, "safetensors"),
     (header(weights_sha256="0" * 64), "weights"),
-    (replaced(HEADER, endless), HEADER),
+    (replaced(HEADER, lambda path: path.symlink_to("/dev/zero")), HEADER),
     (DEVICE, "device"),
     (table(lambda held: held * torch.nan), "NaN"),
     (sent(lambda held: {name: torch.zeros_like(t) for name, t in held.items()}), "zero"),
