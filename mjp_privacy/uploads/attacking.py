@@ -112,7 +112,13 @@ def attack_gradients(
     uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     view = uploads.view()
     size = view.updates[0].batch
-    private = None if images is None else _private_images(images, view)
+    private = None
+    if images is not None:
+        given = next(iter(getattr(images, "shape", ())), 0)
+        # several uploads of batches need not hold the same pictures: as many as were given
+        fewer = len(view.updates) > 1 and size > 1 and 0 < given <= len(view.updates) * size
+        of = view.pixels.size, len(view.pixels.mean)
+        private = read_images(images, int(given) if fewer else size, *of)
     may_skip = isinstance(attacks, str) and attacks == "all" and not exhaustive
     chosen = _chosen(attacks, len(view.updates))
     results: dict[str, Reconstructed] = {}
@@ -171,16 +177,6 @@ def attack_gradients(
         _moved(results, view),
         view.model.other_size,
     )
-
-
-def _private_images(images: Images, view: AttackerView) -> Tensor:
-    """The private images that were given, (m, C, H, W) in [0, 1]."""
-    size, several = view.updates[0].batch, len(view.updates)
-    given = next(iter(getattr(images, "shape", ())), 0)
-    # Several uploads of batches need not hold the same pictures: as many as were given.
-    several_batches = several > 1 and size > 1 and 0 < given <= several * size
-    count = int(given) if several_batches else size
-    return read_images(images, count, view.pixels.size, len(view.pixels.mean))
 
 
 def _moved(results: Mapping[str, Reconstructed], view: AttackerView) -> int:

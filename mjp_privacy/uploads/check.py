@@ -6,7 +6,7 @@ made. What makes an upload unusable altogether is in `uploads.folder`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -178,22 +178,23 @@ def check_uploads(folder: Path) -> CheckedFolder:
 
 
 def _checked(group: Group) -> CheckedGroup:
-    header, uploads = group.header, sum(len(series.uploads) for series in group.series)
-    client, images = header.recipe, len(group.records)
-    told = client.upload, client.batch, client.steps
-    checked = CheckedGroup(group.name, uploads, images, *told, group.scored)
-    notes: list[str] = []
+    client, notes, faults = group.header.recipe, list[str](), list[str]()
+    reasons: Mapping[str, str] = {}
     try:
         model = load_group(group)
         notes += remarks(group, model)
         reasons = applicability(group, model)
     except (UserError, *BREAKDOWN) as error:  # of numbers at the edge of their range
         fault = one_line(error, group.series[0].first.folder)
-        if not isinstance(error, UserError):  # of which the run makes rows
-            fault = f"its linear algebra broke down: {shown(fault)}"
-        return replace(checked, notes=tuple(notes), faults=(fault,))
-    return replace(
-        checked,
+        known = isinstance(error, UserError)  # of the others the run makes rows
+        faults.append(fault if known else f"its linear algebra broke down: {shown(fault)}")
+    return CheckedGroup(
+        group.name,
+        sum(len(series.uploads) for series in group.series),
+        len(group.records),
+        *(client.upload, client.batch, client.steps),
+        group.scored,
+        faults=tuple(faults),
         notes=tuple(notes),
         applies=tuple(name for name, reason in reasons.items() if not reason),
         does_not_apply={name: reason for name, reason in reasons.items() if reason},
@@ -264,14 +265,13 @@ def check_model(
 
 def _place(model: str) -> dict[str, Any]:
     """The name and the checkpoint that `outline_model` takes."""
-    if "/" in model or model.endswith(FILES):
-        return {"checkpoint": model}
     try:
-        return {"name": model, "checkpoint": spec_by_name(model).checkpoint or RANDOM}
+        if not ("/" in model or model.endswith(FILES)):
+            return {"name": model, "checkpoint": spec_by_name(model).checkpoint or RANDOM}
     except UserError:
-        if model.startswith(PREFIXES) or Path(model).exists():  # such as a folder of weights
-            return {"checkpoint": model}
-        raise
+        if not (model.startswith(PREFIXES) or Path(model).exists()):  # such as a folder of weights
+            raise
+    return {"checkpoint": model}
 
 
 def _described(model: LoadedModel, heads: int | None) -> str:

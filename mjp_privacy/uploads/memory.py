@@ -32,7 +32,6 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.live.modules import Channels, load_module, rebuilt_by_name
 from mjp_privacy.models.vit import copied
 from mjp_privacy.uploads.reading import (
-    ERRORS,
     Held,
     Labels,
     Models,
@@ -42,10 +41,10 @@ from mjp_privacy.uploads.reading import (
     read_gradients,
     read_images,
     read_labels,
+    read_step,
     refusal,
     said,
     separate_uploads,
-    step_client,
 )
 from mjp_privacy.uploads.reading import Images as Pictures
 from mjp_privacy.uploads.record import (
@@ -231,7 +230,6 @@ def own_uploads(
     as_sent  whether weight decay that nobody declared stays in the gradients
     pixels   mean, std and img_size, as in `attack_gradients`
     """
-    errors = ToldErrors(**{name: facts[name] for name in ERRORS if name in facts})
     held = separate_uploads(gradients)
     modules = modules_of(model, len(held))
     loaded = {id(module): load_module(module, **pixels) for module in modules}
@@ -240,7 +238,7 @@ def own_uploads(
             loaded[key] = copied(own).to("cpu")
     models = [loaded[id(module)] for module in modules]
     sent = [read_gradients(*one) for one in zip(held, modules, models, strict=True)]
-    client = step_client(facts, lambda: images_in_a_step(labels, images))
+    client, errors = read_step(facts, lambda: images_in_a_step(labels, images))
     updates = [_update_of(one, client, errors, number) for number, one in enumerate(sent)]
     notes = list[str]()
     for number, of in enumerate(() if as_sent else models):
@@ -488,11 +486,11 @@ def _free_folder(folder: object, name: object) -> Path:
     if not isinstance(folder, str | Path) or "\0" in str(folder) or not str(folder).strip():
         raise refusal("folder", "the path of a folder", said(folder), "Give such as 'uploads'.")
     root = Path(folder)
+    if root.exists() and not root.is_dir():
+        raise refusal("folder", "a folder or a name for one", f"a file, {root}", "Give another.")
     if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
         expected = "letters, digits, '.', '-' and '_', at most 200"
         raise refusal("name", expected, said(name), "It becomes the upload's file name.")
-    if root.exists() and not root.is_dir():
-        raise refusal("folder", "a folder or a name for one", f"a file, {root}", "Give another.")
     if (root / f"{name}.json").exists():
         raise UserError(f"{root / name}.json exists already. Give another name=…, or remove it.")
     return root

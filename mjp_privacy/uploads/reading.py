@@ -86,16 +86,13 @@ class ToldErrors:
     need none."""
 
 
-ERRORS = ("noise", "rounding")
-
-
-def step_client(facts: Mapping[str, Any], batch: Callable[[], int]) -> ClientConfig:
-    """What is public of a client's step, as a user told it by keywords; batch() is asked where
-    nobody said how many images it has."""
-    told = {name: value for name, value in facts.items() if name not in ERRORS}
-    for name in ("batch", "lr"):
-        if told.get(name) is None:
-            told.pop(name, None)
+def read_step(
+    facts: Mapping[str, Any], batch: Callable[[], int]
+) -> tuple[ClientConfig, ToldErrors]:
+    """What is public of a client's step, and of its errors, as a user told it by keywords; batch()
+    is asked where nobody said how many images it has."""
+    told = {n: v for n, v in facts.items() if v is not None or n not in ("batch", "lr")}
+    errors = ToldErrors(**{n: told.pop(n) for n in ("noise", "rounding") if n in told})
     if "batch" not in told:
         told["batch"] = batch()
     if told.get("dal_lambda"):
@@ -110,7 +107,7 @@ def step_client(facts: Mapping[str, Any], batch: Callable[[], int]) -> ClientCon
             "kind='weight_difference' and the weights after the step minus those before; else "
             "leave them out."
         )
-    return client
+    return client, errors
 
 
 # gradients ----------------------------------------------------------------------------------------
