@@ -156,9 +156,9 @@ def attack_gradients(
     none = torch.zeros(1)
     if late := [name for name, made in results.items() if made.diagnostics.get(OVER, none).any()]:
         notes.append(f"{', '.join(late)} ended after seconds={seconds:g}: more may find more")
-    for name, made in results.items():
-        if made.uncompared:
-            notes.append(f"{name} has no residual: {made.uncompared}")
+    for why in dict.fromkeys(made.uncompared for made in results.values() if made.uncompared):
+        lacking = [name for name, made in results.items() if made.uncompared == why]
+        notes.append(f"no residual of {', '.join(lacking)}: {why}")
     floor = None
     if private is not None:
         grey = mean_image(view).double().cpu().expand_as(private)

@@ -140,7 +140,6 @@ Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 HALF: Normalisation = (0.5,) * 3, (0.5,) * 3
 NONE: Normalisation = (0.0,) * 3, (1.0,) * 3
 IMAGENET: Normalisation = IMAGENET_MEAN, IMAGENET_STD
-REVERSED: Normalisation = IMAGENET_MEAN[::-1], IMAGENET_STD[::-1]
 PICTURE = levels(planted_images(1))
 
 
