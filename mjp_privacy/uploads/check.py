@@ -256,10 +256,6 @@ def check_model(
             "asked as an MJP client with an E_unk that was not trained, as in "
             "configs/ladder_vit.yaml"
         )
-    elif own.unk_embed is None and own.pos_embed is not None:
-        notes.append(
-            "no patch can be masked; --mjp asks about this model as an MJP client, with an E_unk"
-        )
     return ModelAnswer(line, notes, answers)
 
 

@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from mjp_privacy.core.errors import UserError, format_error
@@ -331,7 +331,7 @@ class Examiner:
     """Examines uploads; weights that several of them share are looked at once."""
 
     outlines: dict[str, LoadedModel] = field(default_factory=dict)  # of weights files and headers
-    digests: dict[Path, str] = field(default_factory=dict)  # of files of weights
+    sha256: Callable[[Path], str] = field(default_factory=lambda: cache(WEIGHTS_FILE.sha256))
 
     def faults(self, upload: Upload) -> list[str]:
         """The reasons why this upload cannot be attacked, each one sentence; none if it can."""
@@ -373,12 +373,10 @@ class Examiner:
         expected, path = upload.header.weights_sha256, upload.weights_path
         if path.suffix.lower() == ".safetensors":
             check_digest(path, COPIED)
-        if expected is not None and path not in self.digests:
-            self.digests[path] = WEIGHTS_FILE.sha256(path)
-        if expected is not None and self.digests[path] != expected:
+        if expected is not None and (found := self.sha256(path)) != expected:
             yield (
                 f"{shown(upload.header.weights)} is not the file whose weights the client had: "
-                f"sha256 {self.digests[path][:12]}, expected {expected[:12]}"
+                f"sha256 {found[:12]}, expected {expected[:12]}"
             )
 
     def _of_header(self, upload: Upload) -> Iterator[str]:
