@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from attacks import ATTACKS, find_attack, traits_of
+from attacks.equations import HEAD, HEAD_BIAS
+from attacks.equations.patch_system import gradient, lacks_gradients
 from attacks.step import BREAKDOWN
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
@@ -36,9 +38,12 @@ from mjp_privacy.models.loading import RANDOM, outline_model, outline_spec
 from mjp_privacy.models.zoo import spec_by_name
 from mjp_privacy.uploads.checks import declared_wrongly, fed_pixels
 from mjp_privacy.uploads.folder import Group, examine, group_uploads, one_line
-from mjp_privacy.uploads.memory import UNKNOWN_LABEL, labels_of, stacked, view_of
+from mjp_privacy.uploads.memory import UNKNOWN_LABEL, answer_of, labels_of, stacked, view_of
 from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload
 
+HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
+HEAD_FITS_HALF = 0.1  # the same of logits in half precision, and of gradients sent so
+LARGEST = 6  # times its standard deviation: noise on no class is larger
 LEAST = 2  # uploads that an attack on several is asked with
 TRIED = 5  # number of series whose pixels are looked at
 
@@ -71,11 +76,38 @@ def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
             yield f"the weights file {both}"
     if client.batch > 1 or client.steps > 1 or client.defenses:
         return
+    yield from _classifier(group, model)
     for series in group.series[:TRIED]:
         fed = fed_pixels(seen(series.uploads, model))
         if fed is not None and (wrong := declared_wrongly(fed, header.mean, header.std)):
             yield f"{series.first.name}: {wrong} (the header's `mean` and `std`)"
             return
+
+
+def _classifier(group: Group, model: LoadedModel) -> Iterator[str]:
+    """A classifier's gradient that does not fit the recorded weights.
+
+    Cross-entropy on one image gives the classifier's bias the gradient softmax - onehot, and the
+    softmax can be read off (`answer_of`). With other weights than the client's they differ.
+    """
+    view = seen(group.series[0].uploads[:1], model)
+    update = view.updates[0]
+    two_heads = any(name.startswith("head_dist.") for name in update.grads)  # whose mean is taken
+    if update.optimizer != "sgd" or two_heads or lacks_gradients(view, HEAD, HEAD_BIAS):
+        return
+    sent = {name: gradient(view, update, name)[0] for name in (HEAD, HEAD_BIAS)}
+    expected = answer_of(sent, view.model)
+    expected[sent[HEAD_BIAS].argmin()] -= 1
+    worst = float((expected - sent[HEAD_BIAS]).abs().max())
+    noise = update.noise.get(HEAD_BIAS, torch.zeros(1))
+    halved = update.autocast != "none" or HEAD_BIAS in update.rounding
+    if worst > (HEAD_FITS_HALF if halved else HEAD_FITS) + LARGEST * float(noise[0]):
+        yield (
+            f"the classifier's gradient in {group.series[0].first.name} does not fit "
+            f"{group.header.weights} (off by {worst:.2g} where only rounding is expected): these "
+            "may be other weights than the client's, the sign or learning rate may be wrong, or "
+            "the loss is not cross-entropy on one label"
+        )
 
 
 def seen(uploads: Sequence[Upload], model: LoadedModel) -> AttackerView:

@@ -368,22 +368,25 @@ def _update_of(
     )
 
 
+def answer_of(head: Mapping[str, Tensor], model: LoadedModel) -> Tensor:
+    """softmax(W f + c), (K,), of one picture: the gradient of the classifier's weight W is b f^T
+    and that of its bias c is b, which tells the feature f."""
+    bias, sent = head[HEAD_BIAS].double(), head[HEAD].double()
+    weight, offset = (model.get_parameter(name).detach().to(bias) for name in (HEAD, HEAD_BIAS))
+    feature = bias @ sent / bias.square().sum().clamp_min(1e-300)
+    return (weight @ feature + offset).softmax(0)
+
+
 def _is_turned(head: Mapping[str, Tensor], model: LoadedModel) -> bool:
     """Whether the gradient of the classifier's bias has one positive entry and several negative
     ones, as a label less softmax, and is that. Smoothed labels give such signs too, where a network
-    is sure of another class.
-
-    The softmax is read off: the gradient of the weight W is b f^T and that of the bias c is b,
-    which tells the feature f and so softmax(W f + c).
-    """
+    is sure of another class."""
     bias = head[HEAD_BIAS].double()
     if int((bias > 0).sum()) != 1 or int((bias < 0).sum()) < 2:
         return False
     if HEAD not in head:
         return True
-    weight, offset = (model.get_parameter(name).detach().to(bias) for name in (HEAD, HEAD_BIAS))
-    feature = bias @ head[HEAD].double() / bias.square().sum()
-    turned = -(weight @ feature + offset).softmax(0)
+    turned = -answer_of(head, model)
     turned[bias.argmax()] += 1
     scale = float(bias @ turned / turned.square().sum())
     off = float((bias - scale * turned).norm() / bias.norm())

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from attacks.equations import PATCH, PATCH_BIAS
+from attacks.equations import PATCH, PATCH_BIAS, TABLE, UNKNOWN
 from mjp_privacy.client.config import ClientConfig, told_client
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
@@ -25,6 +25,7 @@ from mjp_privacy.models.live.modules import of_live_names
 
 WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")
 """What DataParallel, FSDP and torch.compile put in front of a name."""
+MASKED = 1e-3  # relative error up to which a gradient is that of masked patches
 LONGEST_NAME = 200  # characters of a parameter's name
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Floating-point numbers that everything here computes with; those of 8 bits are not."""
@@ -164,11 +165,15 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
             got = f"{count} NaN or infinite one(s) of {tensor.numel()} in {name}"
             do = "The client's step broke down, or its loss scale was not undone: take another."
             raise refusal("gradients", "finite numbers", got, do)
-    sent = {name: tensor.unsqueeze(0) for name, tensor in sent.items()}
+    sent = given = {name: tensor.unsqueeze(0) for name, tensor in sent.items()}
     if sent and model.family == "timm":
         sent = of_live_names(model, sent)
     elif sent:
         sent = recognised(own).to_own(sent, axes=1)
+    if model is not module and (name := unknown_embedding(model, own, given, sent)):
+        rows = own[name].reshape(1, 1, -1)
+        setattr(model, UNKNOWN, nn.Parameter(rows, requires_grad=False))
+        sent[UNKNOWN] = given[name].reshape(-1, *rows.shape)
     parameters = dict(model.named_parameters())
     named = {name: tensor for name, tensor in sent.items() if name in parameters}
     frozen = [name for name in (PATCH, PATCH_BIAS) if name in named]
@@ -185,6 +190,42 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
         )
         raise refusal("gradients", "something of a picture", got, do)
     return named
+
+
+def unknown_embedding(
+    model: LoadedModel,
+    own: Mapping[str, Tensor],
+    given: Mapping[str, Tensor],
+    sent: Mapping[str, Tensor],
+) -> str:
+    """The name of what a live network adds to masked patches in place of their positions, or "":
+    its gradient is what that of the patch embedding's bias has beyond all patches' positions'.
+
+    own          the network's weights, by its names
+    given, sent  gradients (n, *shape) by the names of the network, and of its copy
+    """
+    if model.unk_embed is not None or model.pos_embed is None:
+        return ""
+    if not {TABLE, PATCH_BIAS} <= sent.keys():
+        return ""
+    rows = sent[TABLE].flatten(1, -2)[:, model.rows_of_patches].double().sum(1)
+    rest, size = sent[PATCH_BIAS].double() - rows, float(rows.norm())
+    places = model.pos_embed.detach().reshape(-1, model.embed_dim)[model.rows_of_patches]
+    decaying = model.patch_bias.detach(), places.sum(0)
+    for name, weight in own.items():
+        if name not in given or weight.numel() != model.embed_dim:
+            continue
+        weights = torch.stack([*decaying, weight.flatten()], 1).double()
+        q = torch.linalg.qr(weights).Q  # weight decay adds some of each
+
+        def off(vectors: Tensor, q: Tensor = q) -> float:
+            return float((vectors - vectors @ q @ q.mT).norm())
+
+        # else nothing is masked, or all is, which the bias looks like as well
+        some = MASKED * size < off(rest) < size / MASKED
+        if some and off(given[name].flatten(1).double() - rest) < MASKED * off(rest):
+            return name
+    return ""
 
 
 def _by_name(held: Held, module: nn.Module) -> dict[str, Any]:

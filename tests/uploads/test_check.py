@@ -22,6 +22,7 @@ from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.uploads.check import ModelAnswer, check_model
 from tests.helpers.models import saved, state_of
+from tests.helpers.planted import gradient_of
 from tests.helpers.runs import MJP as TINY_MJP
 from tests.helpers.uploads import (
     ONE,
@@ -84,6 +85,28 @@ def test_an_autocast_that_a_header_leaves_out_is_read_off_the_gradient(
     assert upload.header.recipe.autocast == "bf16"
     edit_all(tmp_path, autocast="none")
     assert check_uploads(tmp_path)[1]
+
+
+@pytest.mark.parametrize("spoiled", ["", "bfloat16", "noise", "noise untold", "weights", "labels"])
+def test_a_classifiers_gradient_fits_the_weights_up_to_declared_errors(
+    spoiled: str, tmp_path: Path
+) -> None:
+    model = load_model("cifar_vit")
+    images = torch.rand(1, 3, 56, 56, generator=torch.Generator().manual_seed(0))
+    sent = gradient_of(model, images, torch.tensor([3]))
+    if spoiled == "bfloat16":
+        sent = {name: g.bfloat16() for name, g in sent.items()}
+    elif spoiled.startswith("noise"):
+        generator = torch.Generator().manual_seed(1)
+        sent = {n: g + 3e-3 * torch.randn(g.shape, generator=generator) for n, g in sent.items()}
+    elif spoiled == "labels":  # as mixup has them
+        sent["head.bias"] = sent["head.bias"] - 0.5 * torch.eye(10)[0]
+    elif spoiled == "weights":
+        with torch.no_grad():
+            model.head.weight.copy_(2 * model.head.weight.flip(0))
+    save_upload(tmp_path, model, sent, labels=3, noise=3e-3 if spoiled == "noise" else 0.0)
+    fits = spoiled in ("", "bfloat16", "noise")
+    assert ("does not fit" in check_uploads(tmp_path)[0]) != fits
 
 
 # uploads in which nothing was shuffled ------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mjp_privacy import attack_gradients
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.uploads.leak import Leak
 from tests.uploads.networks import (
     DIM,
@@ -259,6 +260,47 @@ def test_mean_and_std_of_grey_pictures_are_one_number_each() -> None:
     attack_gradients(network, sent, mean=[0.5], std=0.5, attacks="patch_gradient")
     with pytest.raises(UserError, match="Own"):
         attack_gradients(network, sent, mean=[0.4, 0.5, 0.6], std=0.5)
+
+
+class Masked(timm.models.VisionTransformer):
+    """An MJP client of one's own."""
+
+    hidden: Tensor | None = None
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.in_place_of_positions = nn.Parameter(0.02 * torch.randn(1, 1, self.embed_dim))
+
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        table = self.pos_embed
+        if self.hidden is not None:
+            rows = torch.where(self.hidden[:, None], self.in_place_of_positions, table[:, 1:])
+            table = torch.cat((table[:, :1], rows), 1)
+        return torch.cat((self.cls_token.expand(len(x), -1, -1), x), 1) + table
+
+
+@pytest.mark.parametrize(("pooled", "decay"), [(False, 0.0), (True, 0.0), (False, 0.05)])
+def test_an_embedding_of_masked_patches_is_known_by_its_gradient(
+    pooled: bool, decay: float
+) -> None:
+    """Whatever it is called, and where weights decay; pixels' lattice needs it, and the comparison
+    of a picture's gradient."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"global_pool": "avg"} if pooled else {}
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 96, "depth": 2, "num_heads": 4}
+    network = Masked(**sizes, num_classes=10, **options)
+    image = photographs(1).float()
+    network.hidden = torch.arange(16) < 5
+    nn.functional.cross_entropy(network((image - 0.5) / 0.5), torch.tensor([3])).backward()
+    network.hidden = None
+    sent = {n: -(p.grad + decay * p).detach() for n, p in network.named_parameters()}  # type: ignore[operator]
+    told: dict[str, Any] = {"kind": "weight_difference", "lr": 1.0, "weight_decay": decay}
+    chosen = {"attacks": "pixel_lattice", "images": image, "mean": 0.5, "std": 0.5}
+    found = attack_gradients(network, sent, **told, **chosen)
+    assert found.best.residual < 1e-4
+    assert sorted(to_patches(found.best.images, 8).sum(2)[0].tolist()) == pytest.approx(
+        sorted(to_patches(image, 8).sum(2)[0].tolist()), rel=1e-5
+    )
 
 
 class WithText(nn.Module):
