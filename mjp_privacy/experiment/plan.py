@@ -1,35 +1,31 @@
 """What a run will do, decided before anything is computed: cells, blocks of images, and refusals.
 
 `run` makes a plan, `work` carries it out. A unit is one image in one cell. A refusal says why there
-is nothing to attack or to score. To foresee it (`foreseen`), an attack is asked by its own
-`unsupported`, with the view that it will get in the run, but of tensors on torch's meta device:
-what is said before a run is what its rows say after it.
+is nothing to attack or to score; `mjp check` foresees it for a model (`foreseen`): an attack is
+asked by its own `unsupported`, with the view that a run would give it, but of tensors on torch's
+meta device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attacks import ATTACKS, lacks_parts, traits_of
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.machine import out_of_memory
-from mjp_privacy.core.stop import interrupted
-from mjp_privacy.core.text import counted, shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import Cell, Experiment, expand
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
-from mjp_privacy.experiment.source import META, Block, ModelVariants, Names, UploadSource
-from mjp_privacy.interfaces import Attack, ClientUpdate, Control, Refusal
+from mjp_privacy.experiment.source import META, Block, ModelVariants, UploadSource
+from mjp_privacy.interfaces import Attack, Control, Refusal
 from mjp_privacy.models import LoadedModel, MJPVisionTransformer
 from mjp_privacy.uploads.folder import Series
 from mjp_privacy.uploads.memory import view_of
@@ -208,24 +204,36 @@ def refused_by_block(model: MJPVisionTransformer, attack: Attack) -> Refusal | N
     )
 
 
-def foreseen(variants: ModelVariants, cell: Cell, names: Names) -> Refusal | None:
-    """Why the attack does not apply to simulated clients of a cell, or None:
-    foreseen(ModelVariants(outline_model("cifar_vit"), META), cell, cell.attacker.needs)."""
+def foreseen(variants: ModelVariants, cell: Cell) -> Refusal | None:
+    """Why the attack does not apply to simulated clients of a cell, or None; also where it would
+    have to look at values, which are not there, or where its own code fails. Then it is asked in
+    the run: foreseen(ModelVariants(outline_model("cifar_vit"), META), cell)."""
     if (refusal := refused_by_network(cell, variants.model)) is not None:
         return refusal
-    if not cell.uploads:
+    if isinstance(cell.attacker, Control):
         return None
     if (refusal := refused_by_setting(cell)) is not None:
         return refusal
     client = cell.client
     model = variants.of(cell.victim, cell.dtype, client.positions, client.adapters)
+    parameters = dict(model.named_parameters())
     trainer = FedSGDClient(model, client)
-
-    def uploads(needed: Sequence[str]) -> Sequence[ClientUpdate]:
-        update = trainer.described(empty_gradients(model, trainer.wanted(needed)))
-        return [update] * cell.uploads
-
-    return asked_of(cell, model, names, uploads, labelled=True)
+    try:
+        needed = [name for name in cell.attacker.needs(model) if name in parameters]
+        sent = {
+            name: torch.empty(1, *parameters[name].shape, dtype=model.like.dtype, device=META)
+            for name in trainer.wanted(needed)
+        }
+    except Exception:  # an attack of anybody's
+        return None
+    updates = [trainer.described(sent)] * cell.uploads
+    labels = torch.zeros(updates[0].batch, dtype=torch.long)
+    against = SETTINGS[cell.setting].against
+    view = view_of(updates, [model] * len(updates), labels, against)
+    try:
+        return cell.attacker.unsupported(view)
+    except Exception:  # on a tensor without values errors are of any class
+        return None
 
 
 def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Refusal | None:
@@ -238,83 +246,3 @@ def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Ref
         text = f"it needs {attack.uploads} uploads of the same images; {fewest} {are} recorded"
         return Refusal("uploads", text)
     return None
-
-
-def empty_gradients(model: LoadedModel, names: Sequence[str]) -> dict[str, Tensor]:
-    """Gradients of one step (1, *shape) without values."""
-    parameters = dict(model.named_parameters())
-    return {
-        name: torch.empty(1, *parameters[name].shape, dtype=parameters[name].dtype, device=META)
-        for name in names
-    }
-
-
-def asked_of(
-    cell: Cell,
-    model: LoadedModel,
-    names: Names,
-    uploads: Callable[[Sequence[str]], Iterable[ClientUpdate]],
-    *,
-    labelled: bool,
-) -> Refusal | None:
-    """What the attack answers of the uploads of those parameters that the model has; None where it
-    would have to look at values, which are not there, or where its own code fails.
-
-    Then it is asked in the run, with uploads that have values.
-    """
-    assert not isinstance(cell.attacker, Control)
-    known = {name for name, _ in model.named_parameters()}
-    try:
-        needed = [name for name in names(model) if name in known]
-    except Exception:  # an attack of anybody's
-        return None
-    updates = list(uploads(needed))
-    labels = torch.zeros(updates[0].batch, dtype=torch.long) if labelled else None
-    against = SETTINGS[cell.setting].against
-    view = view_of(updates, [model] * len(updates), labels, against)
-    try:
-        return cell.attacker.unsupported(view)
-    except Exception:  # on a tensor without values errors are of any class
-        return None
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What is known of a run before it starts."""
-
-    lines: tuple[str, ...] = ()
-    """One for each reason: "3 of 12 cells: april, april_prior: a batch of 2"."""
-    unopened: Mapping[str, str] = field(default_factory=dict)
-    """Models that cannot be opened, with the reason."""
-    largest_model: int = 0  # bytes of the float32 weights of the largest model
-
-
-def forecast(plan: Plan, source: UploadSource) -> Forecast:
-    """Which attacks of the grid will not apply, whatever the images show, and which models cannot
-    be opened. Only outlines of the models are read."""
-    refused: dict[str, list[str]] = {}  # the attacks of cells, by reason
-    unopened: dict[str, str] = {}
-    largest = 0
-    for model, blocks in plan.blocks.items():
-        own: list[tuple[str, str]] = []
-        try:
-            parameters = source.outline(model).model.parameters()
-            largest = max(largest, sum(p.numel() * p.element_size() for p in parameters))
-            for cell in plan.cells_of(model):
-                found = source.foresee(cell, partial(plan.gradients, cell), blocks)
-                reasons = dict.fromkeys(refusal.text for refusal in found if refusal is not None)
-                own += [(reason, cell.attack.title) for reason in reasons]
-        except UserError as error:
-            unopened[model] = str(error)
-        except Exception as error:  # it is opened again in the run, which tells what it is
-            if interrupted() or out_of_memory(error):
-                raise
-        else:
-            for reason, title in own:
-                refused.setdefault(reason, []).append(title)
-    lines = (
-        f"{len(titles)} of {counted(len(plan.cells), 'cell')}: "
-        f"{', '.join(dict.fromkeys(titles))}: {reason}"
-        for reason, titles in sorted(refused.items(), key=lambda of_reason: -len(of_reason[1]))
-    )
-    return Forecast(tuple(lines), unopened, largest)

@@ -24,7 +24,7 @@ from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.data import open_images
 from mjp_privacy.data.images import keep_apart
-from mjp_privacy.experiment.cell_facts import CellFacts, describe
+from mjp_privacy.experiment.cell_facts import CellFacts, cell_key, describe
 from mjp_privacy.experiment.code import Stale, check_stale, differences
 from mjp_privacy.experiment.config import Cell, Experiment, check_attacks, load_experiment
 from mjp_privacy.experiment.engines.options import (
@@ -37,7 +37,6 @@ from mjp_privacy.experiment.engines.options import (
 )
 from mjp_privacy.experiment.engines.tasks import Coordinator, Engine, Job, LocalEngine, Task
 from mjp_privacy.experiment.overrides import decided, with_changes
-from mjp_privacy.experiment.plan import forecast
 from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.run_folder import LOG, file_of, run_root, write_experiment
 from mjp_privacy.experiment.simulated import Simulated
@@ -200,14 +199,13 @@ class Run:
             self.plan = self.worker.plan
             absent = source.check(whole)
             if job.stale == "ask":
-                self._refuse_other_code()
+                self._refuse_other_code(stored)
             self.store.set_aside(damaged)
             self.worker.store = self.store
             write_experiment(self.root, file, job.experiment, job.made_with)
             self.listed = self._listed(stored)
             self.store.write_cells(list(self.listed.values()))
-            self.foreseen = forecast(self.plan, source)
-            engine, remark = settled(self.engine, self.plan, self.foreseen, job.device)
+            engine, remark = settled(self.engine, self.plan, source, job.device)
             with Progress("attack", self.plan.units, "images", self.root / LOG) as self.progress:
                 self._say_start(damaged, absent, engine, remark)
                 if known.lost:
@@ -275,20 +273,13 @@ class Run:
 
     # before the work ----------------------------------------------------------------------------
 
-    def _refuse_other_code(self) -> None:
-        """Raise if other code made finished units of this plan, naming the files that differ. Only
-        weights tell which rows belong to a cell, so models are opened, but only in a folder that
-        holds results of other code."""
-        worker = self.worker
-        units = (worker.finished(run_id).values() for run_id in worker.store.stored_cells())
-        made_by = {unit.code for of_cell in units for unit in of_cell}
-        if not made_by - {code.digest for code in worker.codes.values()}:
-            return
-        run_ids: dict[Cell, str] = {}
-        for model in self.plan.blocks:
-            opened = OpenModel(self.plan, self.source, model)
-            if opened.uploads is not None:
-                run_ids |= {cell: facts.run_id for cell, facts in opened.facts.items()}
+    def _refuse_other_code(self, stored: Sequence[Mapping[str, Any]]) -> None:
+        """Raise if other code made finished units of the planned lines that are in the folder's
+        list of cells, naming the files that differ."""
+        worker, experiment = self.worker, self.job.experiment
+        listed = {columns.get("cell_key"): str(columns["run_id"]) for columns in stored}
+        keys = {cell: cell_key(cell, experiment) for cell in self.plan.cells}
+        run_ids = {cell: listed[key] for cell, key in keys.items() if key in listed}
         cells, differing = worker.of_other_code(run_ids), dict[str, None]()
         for cell, digests in cells.items():
             abouts = worker.store.about(run_ids[cell])
@@ -357,23 +348,17 @@ class Run:
             )
         for line in filter(None, (remark, *self.remarks)):
             say(line)
-        for model, reason in self.foreseen.unopened.items():
-            say(f"{model}: FAILED. {reason}")
-        for line in self.foreseen.lines:
-            say(f"not applicable: {line}")
 
     # while the work goes on ---------------------------------------------------------------------
 
     def _note_model(self, opened: OpenModel) -> None:
         """List the cells of a model that was opened, or could not be, and say so."""
-        self._say_replaced(opened)
         self.facts |= opened.facts
         for facts in opened.facts.values():
             self.listed[str(facts.cell_key)] = dict(facts.columns)
         self.store.write_cells(list(self.listed.values()))
         if opened.uploads is None:
-            if self.foreseen.unopened.get(opened.name) != opened.reason:
-                self._say(f"{opened.name}: FAILED. {opened.reason}", opened.trace)
+            self._say(f"{opened.name}: FAILED. {opened.reason}", opened.trace)
             return
         report = opened.uploads.model.card.checkpoint
         notes = "; ".join(report.notes) or "complete"
@@ -388,25 +373,6 @@ class Run:
             unexpected=report.unexpected,
             beside=report.beside,
         )
-
-    def _say_replaced(self, opened: OpenModel) -> None:
-        """Say which finished cells leave the tables, because their lines are this model's now,
-        another one under the same name; their rows stay on disk, under their run_ids."""
-        lost = []
-        for facts in opened.facts.values():
-            before = self.listed.get(str(facts.cell_key), {})
-            run_id = str(before.get("run_id"))
-            others = before.get("status") == "ok" and run_id != facts.run_id
-            if others and self.store.files(run_id):
-                lost.append(f"{facts.attack} ({facts.setting})")
-        if lost:
-            self.progress.say(
-                f"{opened.name}: {len(lost)} finished cell(s) of {self.root} leave its tables, "
-                "because this run has another model, other labels or other options under the same "
-                f"name: {first_of(list(dict.fromkeys(lost)), PLACES)}. Their rows stay, and the "
-                "command that made them shows them again. To have both, give this run an --out of "
-                "its own"
-            )
 
     def _note(self, news: News) -> None:
         """Show and count what is told of a block."""

@@ -8,7 +8,7 @@ folder was made with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,19 +27,16 @@ from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, readable_subset
 from mjp_privacy.experiment.config import Cell, Experiment, client_fields
-from mjp_privacy.experiment.plan import foreseen
 from mjp_privacy.experiment.source import (
-    Block,
     Block0,
     ImageNote,
     ModelUploads,
     ModelVariants,
-    Names,
     Observation,
     UploadSource,
 )
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.interfaces import ClientInput, ClientUpdate, Refusal
+from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.loading import check_values, outline_model
 from mjp_privacy.models.vit import copied
@@ -77,11 +74,6 @@ class Simulated(UploadSource):
     def read_outline(self, model: str) -> LoadedModel:
         config = self.experiment.models[model]
         return outline_model(config.model, whole=True, **config.loading())
-
-    def foresee(
-        self, cell: Cell, names: Names, blocks: Sequence[Block]
-    ) -> Iterator[Refusal | None]:
-        yield foreseen(self.outline(cell.model), cell, names)
 
     def check_models(self) -> None:
         """Raise before any work where none of the grid's models can be loaded. Where some can, the
@@ -158,22 +150,28 @@ class Simulated(UploadSource):
         known = _known_images(store)
         available = {record.image_id for record in self.images.records}
         absent = [name for name in known if name not in available]
-        if absent and len(absent) == len(known):
-            _refuse(store, absent, "are not among these images", "the images it was made with")
+        gone = absent if len(absent) == len(known) else []
         relabelled, changed = [], []
         for record in (record for record in self.chosen if record.image_id in known):
             before = known[record.image_id]
             # an image that had no label may get one: its rows are then of another run_id
-            same = record.label is None or before["label"] in (None, record.label)
-            relabelled += [] if same else [record.image_id]
-            try:
-                same = file_sha256(self.images, record) == before["sha256"]
+            if record.label is not None and before["label"] not in (None, record.label):
+                relabelled.append(record.image_id)
+            same = file_sha256(self.images, record) == before["sha256"]
+            with suppress(ImageError):
                 same = same or pixel_sha256(self.images.decode(record)) == before["pixel_sha256"]
-            except ImageError:
-                same = False
-            changed += [] if same else [record.image_id]
-        _refuse(store, relabelled, "had another label", "the labels it was made with")
-        _refuse(store, changed, "had other pixels", "the same pixels under the same name")
+            if not same:
+                changed.append(record.image_id)
+        for names, fault, expected in (
+            (gone, "are not among these images", "the images it was made with"),
+            (relabelled, "had another label", "the labels it was made with"),
+            (changed, "had other pixels", "the same pixels under the same name"),
+        ):
+            if names:
+                raise UserError(
+                    f"{len(names)} image(s) of the run folder {store.root} {fault}: "
+                    f"{first_of(names, 3)}. Expected {expected}. Give these, or another --out."
+                )
         return absent
 
 
@@ -279,14 +277,6 @@ def moved(client: FedSGDClient, inputs: ClientInput) -> LoadedModel:
 # the images ---------------------------------------------------------------------------------------
 
 KNOWN_BY = ("image_id", "status", "label", "sha256", "pixel_sha256")
-
-
-def _refuse(store: RunStore, image_ids: Sequence[str], fault: str, expected: str) -> None:
-    if image_ids:
-        raise UserError(
-            f"{len(image_ids)} image(s) of the run folder {store.root} {fault}: "
-            f"{first_of(image_ids, 3)}. Expected {expected}. Give these, or another --out."
-        )
 
 
 def _known_images(store: RunStore) -> dict[str, dict[Hashable, Any]]:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -40,9 +40,6 @@ META = torch.device("meta")
 IN_STEP_OF = "its client step also holds"
 """How the reason of an image begins that was lost with another one of its step."""
 RECENT = 2  # large values that a memo keeps
-
-Names = Callable[[LoadedModel], Sequence[str]]
-"""The parameters that a cell's clients upload, of a model."""
 
 
 @dataclass(frozen=True)
@@ -241,13 +238,6 @@ class UploadSource(ABC):
     @abstractmethod
     def read_outline(self, model: str) -> LoadedModel:
         """What the header of the model's weights tells."""
-
-    @abstractmethod
-    def foresee(
-        self, cell: Cell, names: Names, blocks: Sequence[Block]
-    ) -> Iterator[Refusal | None]:
-        """Why the cell's attack will not apply to images of these blocks, as far as that is known
-        before weights or uploads are read; None of those to which it may."""
 
     @abstractmethod
     def check(self, store: RunStore) -> list[str]:

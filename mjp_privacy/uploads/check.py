@@ -333,7 +333,7 @@ def _answers(model: LoadedModel, client: ClientConfig, setting: str) -> dict[str
         attack = find_attack(name)
         assert not isinstance(attack, Control)
         cell = Cell("", setting, 0.0, "float32", AttackConfig(name), None, None, client)  # type: ignore[arg-type]
-        refusal = foreseen(variants, cell, attack.needs)
+        refusal = foreseen(variants, cell)
         takes = []
         if attack.victim == "april_block" and model.first_block == "intact":
             takes.append("of a client that trains a block 0 without norm1 and residuals")

@@ -196,21 +196,6 @@ def test_options_are_those_of_the_batch_script(slurm: FakeSlurm, tmp_path: Path)
     assert "gpus" not in slurm.scripts()[3]
 
 
-def test_jobs_do_not_inherit_the_job_that_the_command_is_part_of(
-    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
-    monkeypatch.setenv("SLURM_MEM_PER_CPU", "1000")
-    engine_in(tmp_path).start([0])
-    first, second = (slurm.folder / f"{number}.environment" for number in (1, 2))
-    assert "SLURM_MEM_PER_CPU=1000" in first.read_text()  # a setting of the user's own
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    engine_in(tmp_path).start([0])
-    inherited = [line for line in second.read_text().splitlines() if line.startswith("SLURM_")]
-    assert inherited == ["SLURM_CONF=/etc/slurm.conf"]
-    assert os.environ["SLURM_MEM_PER_CPU"] == "1000"
-
-
 # the end ------------------------------------------------------------------------------------------
 
 

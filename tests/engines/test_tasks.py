@@ -44,7 +44,7 @@ from mjp_privacy.experiment.engines.tasks import (
     task_file,
     write_typed,
 )
-from mjp_privacy.experiment.plan import Forecast, make_plan
+from mjp_privacy.experiment.plan import make_plan
 from mjp_privacy.experiment.work import News
 from tests.helpers.runs import names, photographs, tiny
 
@@ -122,7 +122,9 @@ def test_how_many_work(
     records = [ImageRecord(f"{number}.png") for number in range(images)]
     source: Any = SimpleNamespace(recorded=False, records=lambda model: records)
     plan, device = make_plan(load_experiment(tiny()), source), "cuda" if given["gpus"] else "cpu"
-    config, remark = settled(engine, plan, Forecast(largest_model=WEIGHTS), device)
+    outline = SimpleNamespace(model=torch.nn.Linear(WEIGHTS // 4, 1, False, "meta"))
+    source.outline = lambda name: outline
+    config, remark = settled(engine, plan, source, device)
     assert (config.kind, config.workers) == becomes
     is_short = bool(machine.get("free")) and engine == AUTO
     assert is_short == bool(remark)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ from mjp_privacy.cli import main
 from mjp_privacy.client.config import ClientConfig, client_identity, client_recipe
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import read_mapping, stock_config
 from mjp_privacy.core.schema import parse
 from mjp_privacy.experiment.cell_facts import cell_key, describe, run_id
 from mjp_privacy.experiment.config import (
@@ -52,7 +50,7 @@ from mjp_privacy.federation.rounds import Evaluation
 from mjp_privacy.report.figures import published_row
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.uploads.record import UploadHeader
-from tests.helpers.runs import FACTS, TINY, cells, one_cell, photographs, tiny, weights
+from tests.helpers.runs import FACTS, TINY, cells, one_cell, photographs, weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -198,16 +196,6 @@ def test_only_the_models_whose_names_hold_a_text() -> None:
     assert {cell_key(cell, alone) for cell in expand(alone)} < whole
     with pytest.raises(UserError, match="DINOv9"):
         with_only(experiment, ["DINOv3", "DINOv9"])
-
-
-def test_stock_configs_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "demo.yaml").write_text("name: mine\n")
-    assert stock_config("demo") == Path("configs/demo.yaml")
-    (tmp_path / "demo").write_text("name: nearer\n")
-    assert stock_config("demo") == Path("demo")
-    assert read_mapping(Path("configs/training/cifar10.yaml"))["name"] == "cifar10"
 
 
 # cell_key and run_id ------------------------------------------------------------------------------
@@ -418,19 +406,3 @@ def test_a_file_of_ones_own_and_what_it_lacks(
     assert main(["attack", "own", "--weights", str(weights(tmp_path / MINE)), *places]) == 0
     (out,) = (tmp_path / "results/own").glob("mine-*")
     assert {entry["status"] for entry in cells(out)} == {"ok"}
-
-
-def test_weights_of_a_model_that_is_left_out_are_not_read(tmp_path: Path) -> None:
-    photographs(tmp_path / "images", 1)
-    config = tmp_path / "config.yaml"
-    config.write_text(
-        json.dumps(
-            tiny(
-                models={"ViT": TINY, "two": TINY},
-                grid=[{"models": ["ViT", "two"], "settings": ["a"]}],
-            )
-        )
-    )
-    words = ["attack", str(config), "--images", str(tmp_path / "images"), "--device", "cpu"]
-    words += ["--out", str(tmp_path / "run"), "--weights", "two=lost.pth"]
-    assert main([*words, "--only", "ViT"]) == 0

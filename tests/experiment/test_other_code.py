@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,8 @@ from mjp_privacy.client.defenses.registry import DEFENSES, defense_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.experiment.code import SourceReader, differences, normal_form
-from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from tests.helpers.runs import attack, cell, one_cell, said, same_results, tensors, values, written
-from tests.helpers.uploads import edit, edit_all
 
 # attacks and defences whose files a test edits -------------------------------------------------
 
@@ -155,24 +151,6 @@ def test_every_changed_added_and_removed_file_is_named(
     told = refusal(images, tmp_path / "defended", DEFENDED)
     assert "2 of 2 cells" in told
     assert "workbench/dimmed.py changed" in told
-
-
-def test_attacks_on_recorded_uploads_stop_too(
-    bench: Workbench, folder: Path, tmp_path: Path
-) -> None:
-    """Before anything is taken from the folder, as rows of refused uploads are."""
-    edit_all(folder, series=None)
-    edit(folder, gamma=2)
-    experiment = load_experiment({"name": "named", "attacks": [{"name": "tone"}]})
-    again = partial(attack_uploads, experiment, folder, tmp_path / "run", device="cpu")
-    again()
-    before = written(tmp_path / "run")
-    bench.edit("levels", "0.5", "0.25")
-    with pytest.raises(UserError, match=r"workbench/levels\.py changed"):
-        again()
-    assert written(tmp_path / "run") == before
-    assert again(stale="keep").of_other_code == 2
-    assert again(stale="fresh").of_other_code == 0
 
 
 def test_a_killed_fresh_run_goes_on(

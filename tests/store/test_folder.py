@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from mjp_privacy import cli
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import store as store_module
 from mjp_privacy.experiment.block_file import by_image
-from mjp_privacy.experiment.store import CONVERT, NoRun, RunStore, digest_of, stored_files
+from mjp_privacy.experiment.store import CONVERT, RunStore, digest_of, stored_files
 from mjp_privacy.report.lines import read_frame
 from tests.helpers.runs import attack, flip, one_cell, photographs
 from tests.store.material import CELL, rows_of, same_pictures, scores, tensors_of, write
@@ -70,17 +69,6 @@ def test_rows_whose_strings_are_those_of_pandas_3_are_read(store: RunStore) -> N
         content = pq.read_schema(write(store, {"a": 1}).path)
     assert content.field("image_id").type == pa.string()
     assert scores(store) == {"a": 1}
-
-
-def test_bytes_of_an_early_version_are_read(store: RunStore) -> None:
-    path = write(store, {"a": 5}).path
-    table, plain = pq.read_table(path), tensors_of([5])["plain"]
-    small = pa.array([(plain * 255).round().byte().numpy().tobytes()], pa.binary(12))
-    metadata = {"shape": "[3, 2, 2]", "dtype": "uint8", "scale": "1/255"}
-    place = table.column_names.index("plain")
-    table = table.set_column(place, pa.field("plain", pa.binary(12), metadata=metadata), small)
-    renamed(path, lambda to: pq.write_table(table, to))
-    assert same_pictures(store.pictures("c1", "a"), 5)
 
 
 def test_files_of_other_columns_are_read_in_order_compacted_together_and_full_ones_stay(
@@ -157,30 +145,6 @@ def test_cells_come_back_exactly(store: RunStore) -> None:
     file, copy = stored_files(store.root)
     assert file.path.read_bytes() == copy.path.read_bytes()
     assert pq.read_table(file.path)["attack"].to_pylist() == ["april"] * 3
-
-
-@pytest.mark.parametrize("how", ["gone", "flipped"])
-def test_a_lost_list_of_cells_has_a_copy(store: RunStore, how: str) -> None:
-    """Of the last list: an older one, which a killed command left, is of another time."""
-    store.write_cells([{**CELL, "run_id": "older"}])
-    older = {file.path: file.path.read_bytes() for file in stored_files(store.root)}
-    cells = [CELL, {**CELL, "run_id": "no rows"}]
-    store.write_cells(cells)
-    assert store.cell_list().lost == ""
-    path, copy = (file.path for file in stored_files(store.root))
-    for old, content in older.items():
-        old.write_bytes(content)
-    if how == "gone":
-        path.unlink()
-    else:
-        flip(path)
-    assert store.damaged() == ([] if how == "gone" else [path])
-    assert store.read_cells() == cells
-    assert store.cell_list().lost == ("cells.….parquet" if how == "gone" else path.name)
-    flip(copy)
-    if how == "flipped":
-        with pytest.raises(NoRun, match="copy"):
-            store.read_cells()
 
 
 @pytest.mark.parametrize("run_id", ["a/b", None, "no model"])
@@ -281,17 +245,6 @@ def test_hostile_values_are_refused_in_one_line(store: RunStore, changes: dict[s
 # places -------------------------------------------------------------------------------------------
 
 
-def test_a_file_or_a_link_to_nowhere_in_place_of_a_folder_is_named(store: RunStore) -> None:
-    write(store, {"a": 1})
-    path = store.root / "rows"
-    shutil.rmtree(path)
-    for spoil in (lambda: path.symlink_to("nowhere"), lambda: path.write_text("no folder")):
-        spoil()
-        with pytest.raises(OSError, match=re.escape(str(path))):
-            write(store, {"a": 1})
-        path.unlink()
-
-
 @pytest.mark.parametrize("lost", [False, True])
 def test_an_old_folder_is_refused_and_the_converter_named(
     tmp_path: Path, lost: bool, capsys: pytest.CaptureFixture[str]
@@ -345,23 +298,3 @@ def test_what_is_damaged_is_left_out_and_named(
     if path.suffix != ".csv":
         assert len(new.read(path.parent.name)) == 1  # of the other block
         assert new.pictured(path.parent.name) == []
-
-
-@pytest.mark.parametrize("how", ["no run", "new run", "flipped", "taken", "no format"])
-def test_other_folders_are_refused_in_one_line(
-    old: Path, tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    listed = old / "cells.json"
-    if how == "no run":
-        shutil.rmtree(old)
-    elif how == "new run":
-        listed.unlink()
-    elif how == "flipped":
-        listed.write_bytes(listed.read_bytes().replace(b"grey", b"grex", 1))
-    elif how == "no format":
-        listed.write_text(listed.read_text().replace('"format": 2', '"format": 3'))
-    else:
-        (tmp_path / "new").write_text("taken")
-    assert convert_run.main([str(old), str(tmp_path / "new")]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    assert not (tmp_path / "new").is_dir()
