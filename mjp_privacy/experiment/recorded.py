@@ -23,7 +23,6 @@ from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
-from mjp_privacy.experiment.plan import lacking
 from mjp_privacy.experiment.simulated import preprocessing
 from mjp_privacy.experiment.source import (
     ImageNote,
@@ -31,6 +30,7 @@ from mjp_privacy.experiment.source import (
     ModelVariants,
     Observation,
     UploadSource,
+    lacking,
 )
 from mjp_privacy.experiment.store import NoRun, RunStore
 from mjp_privacy.interfaces import ClientInput, Control, Refusal

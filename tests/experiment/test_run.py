@@ -20,8 +20,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import cell as cell_module
 from mjp_privacy.experiment import diagnostics
 from mjp_privacy.experiment.config import expand, load_experiment
-from mjp_privacy.experiment.plan import NO_ONE_INPUT, foreseen
-from mjp_privacy.experiment.source import META, ModelVariants
+from mjp_privacy.experiment.source import META, NO_ONE_INPUT, ModelVariants, foreseen
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.models.jigsaw import Grid, draw_masks, shuffle_patches
 from mjp_privacy.models.loading import outline_model

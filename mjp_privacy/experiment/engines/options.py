@@ -15,7 +15,6 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,13 +39,14 @@ from mjp_privacy.core.schema import (
     parse,
     schema,
 )
+from mjp_privacy.core.stop import interrupted
 from mjp_privacy.core.text import shown
 
 if TYPE_CHECKING:
     import torch
 
-    from mjp_privacy.experiment.plan import Plan
     from mjp_privacy.experiment.source import UploadSource
+    from mjp_privacy.experiment.work import Plan
 
 SUMMARIES: Mapping[str, str] = {
     "auto": "a process for each core or GPU here, or this one for small runs; the default",
@@ -222,9 +222,12 @@ def settled(
     if config.workers is None and free is not None and not on_gpu:
         sizes = [0]
         for name in plan.blocks:
-            with suppress(UserError):  # it will not be opened
+            try:
                 parameters = source.outline(name).model.parameters()
                 sizes.append(sum(p.numel() * p.element_size() for p in parameters))
+            except Exception:  # it will not be opened, and the run says why
+                if interrupted():
+                    raise
         each = OF_A_WORKER + COPIES * max(sizes)
         if (fit := max(1, free // each)) < number:
             remark = (
