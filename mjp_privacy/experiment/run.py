@@ -24,7 +24,7 @@ from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.data import open_images
 from mjp_privacy.data.images import keep_apart
-from mjp_privacy.experiment.cell_facts import CellFacts, cell_key, describe
+from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import Stale, check_stale, differences
 from mjp_privacy.experiment.config import Cell, Experiment, check_attacks, load_experiment
 from mjp_privacy.experiment.engines.options import (
@@ -199,7 +199,7 @@ class Run:
             self.plan = self.worker.plan
             absent = source.check(whole)
             if job.stale == "ask":
-                self._refuse_other_code(stored)
+                self._refuse_other_code()
             self.store.set_aside(damaged)
             self.worker.store = self.store
             write_experiment(self.root, file, job.experiment, job.made_with)
@@ -273,13 +273,20 @@ class Run:
 
     # before the work ----------------------------------------------------------------------------
 
-    def _refuse_other_code(self, stored: Sequence[Mapping[str, Any]]) -> None:
-        """Raise if other code made finished units of the planned lines that are in the folder's
-        list of cells, naming the files that differ."""
-        worker, experiment = self.worker, self.job.experiment
-        listed = {columns.get("cell_key"): str(columns["run_id"]) for columns in stored}
-        keys = {cell: cell_key(cell, experiment) for cell in self.plan.cells}
-        run_ids = {cell: listed[key] for cell, key in keys.items() if key in listed}
+    def _refuse_other_code(self) -> None:
+        """Raise if other code made finished units of this plan, naming the files that differ. Only
+        weights tell which rows belong to a cell, so models are opened, but only in a folder that
+        holds results of other code."""
+        worker = self.worker
+        units = (worker.finished(run_id).values() for run_id in worker.store.stored_cells())
+        made_by = {unit.code for of_cell in units for unit in of_cell}
+        if not made_by - {code.digest for code in worker.codes.values()}:
+            return
+        run_ids: dict[Cell, str] = {}
+        for model in self.plan.blocks:
+            opened = OpenModel(self.plan, self.source, model)
+            if opened.uploads is not None:
+                run_ids |= {cell: facts.run_id for cell, facts in opened.facts.items()}
         cells, differing = worker.of_other_code(run_ids), dict[str, None]()
         for cell, digests in cells.items():
             abouts = worker.store.about(run_ids[cell])
