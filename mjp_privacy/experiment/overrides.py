@@ -191,7 +191,7 @@ def check_reached(before: Experiment, changed: Experiment) -> None:
         old, new = getattr(before.client, name), getattr(changed.client, name)
         known[f"client.{name}"] = old, new, [tuple(v) if isinstance(v, list) else v for v in own]
     for name, (old, new, own) in known.items():
-        if old != new and own and not {None, new}.intersection(own):
+        if old != new and own and all(value not in (None, new) for value in own):
             listed = plain(", ".join(dict.fromkeys(str(v) if v != () else "none" for v in own)))
             raise UserError(
                 f"--{name} would change nothing: expected an entry in the grid of {changed.name} "

@@ -135,7 +135,7 @@ class Recorded(UploadSource):
         loaded.card = replace(loaded.card, checkpoint=replace(report, notes=notes))
         return RecordedUploads(group, ModelVariants(loaded, self.device))
 
-    def read_outline(self, model: str) -> LoadedModel:
+    def outline(self, model: str) -> LoadedModel:
         return self.group(model).series[0].first.outline()
 
     def check(self, store: RunStore) -> list[str]:

@@ -58,6 +58,7 @@ class Simulated(UploadSource):
         self.experiment, self.images = experiment, images
         self.chosen = chosen  # those of `images` that are attacked
         self.data, self.labels = images.path.resolve().name, images.labels_described
+        self._outlines: dict[str, LoadedModel] = {}
 
     def records(self, model: str) -> Sequence[ImageRecord]:
         return self.chosen
@@ -71,9 +72,11 @@ class Simulated(UploadSource):
         variants = ModelVariants(loaded, self.device, self.experiment.seed)
         return SimulatedUploads(variants, self.images, self.experiment.seed)
 
-    def read_outline(self, model: str) -> LoadedModel:
-        config = self.experiment.models[model]
-        return outline_model(config.model, whole=True, **config.loading())
+    def outline(self, model: str) -> LoadedModel:
+        if model not in self._outlines:
+            config = self.experiment.models[model]
+            self._outlines[model] = outline_model(config.model, whole=True, **config.loading())
+        return self._outlines[model]
 
     def check_models(self) -> None:
         """Raise before any work where none of the grid's models can be loaded. Where some can, the
@@ -102,7 +105,7 @@ class Simulated(UploadSource):
             existing: set[str] = set()
             try:
                 for name in entry.models:
-                    own = self.outline(name).model.named_parameters()
+                    own = self.outline(name).named_parameters()
                     existing |= {parameter for parameter, _ in own}
             except UserError:  # a model that cannot be opened may have it
                 continue
@@ -136,7 +139,7 @@ class Simulated(UploadSource):
         used = {name for entry in self.experiment.grid for name in entry.models}
         for name in used if limit is not None else ():
             with suppress(UserError):  # its cells are rows with this reason
-                least = max(least, self.outline(name).model.patch_size)
+                least = max(least, self.outline(name).patch_size)
         self.chosen, unusable = readable_subset(images, records, limit, seed, min_side=least)
         replaced = "; another file replaced it" if len(self.chosen) == limit else ""
         self.passed_over = [

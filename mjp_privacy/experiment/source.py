@@ -229,7 +229,6 @@ class UploadSource(ABC):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._outlines: dict[str, ModelVariants] = {}
 
     @abstractmethod
     def records(self, model: str) -> Sequence[ImageRecord]:
@@ -248,16 +247,10 @@ class UploadSource(ABC):
     def open(self, model: str) -> ModelUploads:
         """Load the model. A UserError fails the cells of this model; those of others still run."""
 
-    def outline(self, model: str) -> ModelVariants:
-        """The model without weights, and altered copies. A UserError is one that `open` would
-        raise."""
-        if model not in self._outlines:
-            self._outlines[model] = ModelVariants(self.read_outline(model), META)
-        return self._outlines[model]
-
     @abstractmethod
-    def read_outline(self, model: str) -> LoadedModel:
-        """What the header of the model's weights tells."""
+    def outline(self, model: str) -> LoadedModel:
+        """The model without weights, as the header of its file tells. A UserError is one that
+        `open` would raise."""
 
     @abstractmethod
     def check(self, store: RunStore) -> list[str]:

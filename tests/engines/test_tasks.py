@@ -120,7 +120,7 @@ def test_how_many_work(
     records = [ImageRecord(f"{number}.png") for number in range(images)]
     source: Any = SimpleNamespace(recorded=False, records=lambda model: records)
     plan, device = make_plan(load_experiment(tiny()), source), "cuda" if given["gpus"] else "cpu"
-    outline = SimpleNamespace(model=torch.nn.Linear(WEIGHTS // 4, 1, False, "meta"))
+    outline = torch.nn.Linear(WEIGHTS // 4, 1, False, "meta")
     source.outline = lambda name: outline
     config, remark = settled(engine, plan, source, device)
     assert (config.kind, config.workers) == becomes

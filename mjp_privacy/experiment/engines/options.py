@@ -223,7 +223,7 @@ def settled(
         sizes = [0]
         for name in plan.blocks:
             try:
-                parameters = source.outline(name).model.parameters()
+                parameters = source.outline(name).parameters()
                 sizes.append(sum(p.numel() * p.element_size() for p in parameters))
             except Exception:  # it will not be opened, and the run says why
                 if interrupted():
