@@ -8,7 +8,7 @@ folder was made with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -184,7 +184,6 @@ class SimulatedUploads(ModelUploads):
     def __init__(self, variants: ModelVariants, source: ImageSource, seed: int) -> None:
         super().__init__(variants)
         self.source, self.seed = source, seed
-        self._gradient_seconds = 0.0
 
     def read(self, records: Sequence[ImageRecord]) -> None:
         prepare, source = preprocessing(self.model), self.source
@@ -224,22 +223,24 @@ class SimulatedUploads(ModelUploads):
         first, plain = rounds[0][0], feeding.photographs(photographs, ids, 0)
         if not cell.uploads:
             return Observation(cell, photographs, plain, first, [self.model], [], first.labels)
-        self._gradient_seconds = 0.0
         models: list[LoadedModel] = []
         updates: list[ClientUpdate] = []
         model = self.variants.of(cell.victim, cell.dtype, client.positions, client.adapters)
+        device, known_before = self.model.like.device, len(memo)
+        started = clock(device)
         for round, steps in enumerate(rounds):
             if round and client.server_lr:
                 before = rounds[round - 1][0]
                 key = ("model", cell.federation, before.image_ids, round)
-                model = self._timed(key, partial(moved, FedSGDClient(model, client), before))
+                model = memo.once(key, partial(moved, FedSGDClient(model, client), before))
             known = {name for name, _ in model.named_parameters()}
             wanted = [name for name in names if name in known]
             key = ("update", cell.federation, steps[0].image_ids, round)
             make = partial(make_upload, model, steps, client, names=wanted, round=round, seed=seed)
             models.append(model)
-            updates.append(self._timed(key, make))
-        seconds = {"gradient": self._gradient_seconds} if self._gradient_seconds else {}
+            updates.append(memo.once(key, make))
+        is_first = len(memo) > known_before  # of the cells that need these uploads
+        seconds = {"gradient": clock(device) - started} if is_first else {}
         return Observation(cell, photographs, plain, first, models, updates, first.labels, seconds)
 
     def _labels(self, records: Sequence[ImageRecord], images: Tensor) -> Tensor:
@@ -248,18 +249,6 @@ class SimulatedUploads(ModelUploads):
         if (labels < 0).any():
             labels = torch.where(labels < 0, predict(self.model, images, None), labels)
         return labels
-
-    def _timed(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """What `make` returns, computed once; the time counts for the first cell that needs it."""
-        device = self.model.like.device
-
-        def timed() -> Any:
-            started = clock(device)
-            value = make()
-            self._gradient_seconds += clock(device) - started
-            return value
-
-        return self.memo.once(key, timed)
 
 
 def moved(client: FedSGDClient, inputs: ClientInput) -> LoadedModel:

@@ -94,6 +94,9 @@ class Memo:
         self._recent: dict[Hashable, Any] = {}
         self._contents: list[Tensor] = []
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The value of this key; `make` computes it if it is not there yet."""
         if key not in self._values:
