@@ -195,8 +195,5 @@ def unpacked(table: pa.Table, at: int) -> dict[str, Tensor]:
         known, cell = table.schema.field(source).metadata, table[source][at].as_buffer()
         if cell is not None:  # else others of the block have it
             values = np.frombuffer(cell, known[b"dtype"].decode())
-            tensor = torch.from_numpy(values.reshape(json.loads(known[b"shape"])).copy())
-            tensors[name] = tensor
-            if b"scale" in known:  # bytes of an early version
-                tensors[name] = tensor.float() / 255
+            tensors[name] = torch.from_numpy(values.reshape(json.loads(known[b"shape"])).copy())
     return tensors

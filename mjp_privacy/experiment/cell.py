@@ -47,8 +47,14 @@ from mjp_privacy.experiment.diagnostics import (
     undeclared_error,
     unshuffled_uploads,
 )
-from mjp_privacy.experiment.plan import NO_TRUTH, refused_by_network, refused_by_setting
-from mjp_privacy.experiment.source import Block0, ModelUploads, Observation
+from mjp_privacy.experiment.source import (
+    NO_TRUTH,
+    Block0,
+    ModelUploads,
+    Observation,
+    refused_by_network,
+    refused_by_setting,
+)
 from mjp_privacy.interfaces import Control, Reconstruction
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import SMALLEST

@@ -27,7 +27,7 @@ from mjp_privacy.experiment.config import (
 )
 from mjp_privacy.experiment.engines.options import AUTO, EngineConfig, engine_config
 from mjp_privacy.experiment.overrides import (
-    unreached,
+    check_reached,
     with_only,
     with_published_attacks,
     with_weights,
@@ -142,8 +142,7 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
     if arguments.published_only:
         experiment = with_published_attacks(experiment)
     if arguments.uploads is None:
-        for note in unreached(configured, experiment):
-            print(note, file=sys.stderr)
+        check_reached(configured, experiment)
     summary = _run(arguments, experiment, engine)
     of = f"{counted(summary.images, 'image')} in {counted(summary.cells, 'cell')}"
     print(f"{of}: {summary.out}")

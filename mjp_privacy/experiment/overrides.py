@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import plain
 from mjp_privacy.experiment.config import (
     AttackConfig,
-    DtypeName,
     Experiment,
     GridEntry,
     attacks_of,
@@ -103,10 +103,7 @@ def with_only(experiment: Experiment, texts: Sequence[str]) -> Experiment:
 
 def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
     """The experiment with this shuffle ratio in settings b and c; cells that become equal are kept
-    once.
-
-    The new grid has an entry for each model and setting, which keeps the order of the table.
-    """
+    once. The new grid has an entry for each cell, in the order of the table."""
     if not 0.0 <= gamma <= 1.0:
         raise UserError(f"--gamma is a share of the patches, 0 to 1; got {gamma}.")
     from mjp_privacy.client.feeding import SETTINGS
@@ -119,25 +116,18 @@ def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
     grid: list[GridEntry] = []
     seen: set[tuple[str, ...]] = set()
     for entry in experiment.grid:
-        names = [attack.title for attack in attacks_of(entry, experiment)]
-        client = ClientConfig(**client_fields(entry, experiment))
-        client_key = json.dumps(client_identity(client), sort_keys=True)
-        for model in entry.models:
-            for setting in entry.settings:
-                alone = dataclasses.replace(
-                    entry, models=(model,), settings=(setting,), gammas=(gamma,)
-                )
-                left: dict[tuple[str, ...], tuple[DtypeName, ...]] = {}  # dtypes by their attacks
-                for dtype in entry.dtypes or experiment.dtypes:
-                    cells = {name: (model, setting, name, client_key, dtype) for name in names}
-                    new = tuple(name for name, cell in cells.items() if cell not in seen)
-                    left[new] = (*left.get(new, ()), dtype)
-                    seen.update(cells.values())
-                grid += [
-                    dataclasses.replace(alone, attacks=new, dtypes=dtypes, trained_gamma=False)
-                    for new, dtypes in left.items()
-                    if new
-                ]
+        titles = dict.fromkeys(attack.title for attack in attacks_of(entry, experiment))
+        client = json.dumps(client_identity(ClientConfig(**client_fields(entry, experiment))))
+        dtypes = entry.dtypes or experiment.dtypes
+        for line in product(entry.models, entry.settings, titles, dtypes):
+            if (*line, client) not in seen:
+                seen.add((*line, client))
+                model, setting, title, dtype = line
+                alone: dict[str, Any] = {
+                    **{"models": (model,), "settings": (setting,), "gammas": (gamma,)},
+                    **{"attacks": (title,), "dtypes": (dtype,), "trained_gamma": False},
+                }
+                grid.append(dataclasses.replace(entry, **alone))
     return dataclasses.replace(experiment, grid=tuple(grid))
 
 
@@ -190,13 +180,9 @@ def with_model_fields(experiment: Experiment, fields: Mapping[str, Any]) -> Expe
     return dataclasses.replace(experiment, models=models)
 
 
-def unreached(before: Experiment, changed: Experiment) -> list[str]:
-    """A note for each field that the command line changed, such as `client.batch`, and that some
-    entries of the grid do not take because they set their own value: nobody shall take a figure of
-    batch 1 for one of batch 4. Raises where no entry takes it.
-
-    unreached(load_experiment("batches"), experiment with other fields of its own)
-    """
+def check_reached(before: Experiment, changed: Experiment) -> None:
+    """Raise for a field that the command line changed, such as `client.batch`, where every entry of
+    the grid sets its own value: nobody shall take a figure of batch 1 for one of batch 4."""
     known: dict[str, tuple[Any, Any, list[Any]]] = {
         "dtypes": (before.dtypes, changed.dtypes, [entry.dtypes for entry in changed.grid])
     }
@@ -204,23 +190,14 @@ def unreached(before: Experiment, changed: Experiment) -> list[str]:
         own = [(entry.client or {}).get(name) for entry in changed.grid]
         old, new = getattr(before.client, name), getattr(changed.client, name)
         known[f"client.{name}"] = old, new, [tuple(v) if isinstance(v, list) else v for v in own]
-    notes = []
     for name, (old, new, own) in known.items():
-        values = [value for value in own if value not in (None, new)]
-        if old == new or not values:
-            continue
-        listed = plain(", ".join(dict.fromkeys(str(v) if v != () else "none" for v in values)))
-        if len(values) == len(own):
+        if old != new and own and all(value not in (None, new) for value in own):
+            listed = plain(", ".join(dict.fromkeys(str(v) if v != () else "none" for v in own)))
             raise UserError(
                 f"--{name} would change nothing: expected an entry in the grid of {changed.name} "
                 f"without its own {name}, but they say {listed}. Leave the option out, or change "
                 "a copy of the config."
             )
-        notes.append(
-            f"note: --{name} does not reach {len(values)} of the grid's {len(own)} entries, which "
-            f"say {listed}"
-        )
-    return notes
 
 
 # conditions ---------------------------------------------------------------------------------------

@@ -9,45 +9,34 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mjp_privacy.client.upload import HEAD, HEAD_BIAS
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import clock
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
-from mjp_privacy.experiment.plan import (
-    NO_TRUTH,
-    asked_of,
-    empty_gradients,
-    lacking,
-    refused_by_setting,
-)
 from mjp_privacy.experiment.simulated import preprocessing
 from mjp_privacy.experiment.source import (
-    META,
-    Block,
     ImageNote,
     ModelUploads,
     ModelVariants,
-    Names,
     Observation,
     UploadSource,
+    lacking,
 )
 from mjp_privacy.experiment.store import NoRun, RunStore
-from mjp_privacy.interfaces import ClientInput, ClientUpdate, Control, Refusal
+from mjp_privacy.interfaces import ClientInput, Control, Refusal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
-from mjp_privacy.uploads.folder import REFUSED, Group, Series, group_uploads
+from mjp_privacy.uploads.folder import REFUSED, Group, group_uploads
 from mjp_privacy.uploads.memory import UNKNOWN_LABEL, labels_of, stacked
 from mjp_privacy.uploads.record import Upload
 
@@ -146,36 +135,8 @@ class Recorded(UploadSource):
         loaded.card = replace(loaded.card, checkpoint=replace(report, notes=notes))
         return RecordedUploads(group, ModelVariants(loaded, self.device))
 
-    def read_outline(self, model: str) -> LoadedModel:
+    def outline(self, model: str) -> LoadedModel:
         return self.group(model).series[0].first.outline()
-
-    def foresee(
-        self, cell: Cell, names: Names, blocks: Sequence[Block]
-    ) -> Iterator[Refusal | None]:
-        group, outline = self.group(cell.model), self.outline(cell.model).model
-
-        def updates(series: Sequence[Series], needed: Sequence[str]) -> Iterator[ClientUpdate]:
-            for number in range(cell.uploads):
-                of_round = [each.uploads[number] for each in series]
-                sent = [name for name in needed if all(name in each.sent for each in of_round)]
-                update = stacked(of_round[:1], [], META)
-                yield replace(update, grads=empty_gradients(outline, sent))
-
-        for block in blocks:
-            series = group.of(block.records)
-            if isinstance(cell.attacker, Control):
-                yield None if group.scored else NO_TRUTH
-            elif refusal := lacking(series, cell.attacker, outline) or refused_by_setting(cell):
-                yield refusal
-            else:
-                labelled = all(
-                    first.header.labels is not None
-                    # or readable off the classifier's gradient
-                    or (first.header.recipe.batch == 1 and {HEAD, HEAD_BIAS} & {*first.sent})
-                    for first in (each.first for each in series)
-                )
-                uploads = partial(updates, series)
-                yield asked_of(cell, outline, names, uploads, labelled=labelled)
 
     def check(self, store: RunStore) -> list[str]:
         """Raise where the run holds lines of another folder of this name, which these would

@@ -37,7 +37,6 @@ from mjp_privacy.experiment.engines.options import (
 )
 from mjp_privacy.experiment.engines.tasks import Coordinator, Engine, Job, LocalEngine, Task
 from mjp_privacy.experiment.overrides import decided, with_changes
-from mjp_privacy.experiment.plan import forecast
 from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.run_folder import LOG, file_of, run_root, write_experiment
 from mjp_privacy.experiment.simulated import Simulated
@@ -206,8 +205,7 @@ class Run:
             write_experiment(self.root, file, job.experiment, job.made_with)
             self.listed = self._listed(stored)
             self.store.write_cells(list(self.listed.values()))
-            self.foreseen = forecast(self.plan, source)
-            engine, remark = settled(self.engine, self.plan, self.foreseen, job.device)
+            engine, remark = settled(self.engine, self.plan, source, job.device)
             with Progress("attack", self.plan.units, "images", self.root / LOG) as self.progress:
                 self._say_start(damaged, absent, engine, remark)
                 if known.lost:
@@ -357,23 +355,17 @@ class Run:
             )
         for line in filter(None, (remark, *self.remarks)):
             say(line)
-        for model, reason in self.foreseen.unopened.items():
-            say(f"{model}: FAILED. {reason}")
-        for line in self.foreseen.lines:
-            say(f"not applicable: {line}")
 
     # while the work goes on ---------------------------------------------------------------------
 
     def _note_model(self, opened: OpenModel) -> None:
         """List the cells of a model that was opened, or could not be, and say so."""
-        self._say_replaced(opened)
         self.facts |= opened.facts
         for facts in opened.facts.values():
             self.listed[str(facts.cell_key)] = dict(facts.columns)
         self.store.write_cells(list(self.listed.values()))
         if opened.uploads is None:
-            if self.foreseen.unopened.get(opened.name) != opened.reason:
-                self._say(f"{opened.name}: FAILED. {opened.reason}", opened.trace)
+            self._say(f"{opened.name}: FAILED. {opened.reason}", opened.trace)
             return
         report = opened.uploads.model.card.checkpoint
         notes = "; ".join(report.notes) or "complete"
@@ -388,25 +380,6 @@ class Run:
             unexpected=report.unexpected,
             beside=report.beside,
         )
-
-    def _say_replaced(self, opened: OpenModel) -> None:
-        """Say which finished cells leave the tables, because their lines are this model's now,
-        another one under the same name; their rows stay on disk, under their run_ids."""
-        lost = []
-        for facts in opened.facts.values():
-            before = self.listed.get(str(facts.cell_key), {})
-            run_id = str(before.get("run_id"))
-            others = before.get("status") == "ok" and run_id != facts.run_id
-            if others and self.store.files(run_id):
-                lost.append(f"{facts.attack} ({facts.setting})")
-        if lost:
-            self.progress.say(
-                f"{opened.name}: {len(lost)} finished cell(s) of {self.root} leave its tables, "
-                "because this run has another model, other labels or other options under the same "
-                f"name: {first_of(list(dict.fromkeys(lost)), PLACES)}. Their rows stay, and the "
-                "command that made them shows them again. To have both, give this run an --out of "
-                "its own"
-            )
 
     def _note(self, news: News) -> None:
         """Show and count what is told of a block."""

@@ -8,7 +8,7 @@ folder was made with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,19 +27,16 @@ from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, readable_subset
 from mjp_privacy.experiment.config import Cell, Experiment, client_fields
-from mjp_privacy.experiment.plan import foreseen
 from mjp_privacy.experiment.source import (
-    Block,
     Block0,
     ImageNote,
     ModelUploads,
     ModelVariants,
-    Names,
     Observation,
     UploadSource,
 )
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.interfaces import ClientInput, ClientUpdate, Refusal
+from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.loading import check_values, outline_model
 from mjp_privacy.models.vit import copied
@@ -61,6 +58,7 @@ class Simulated(UploadSource):
         self.experiment, self.images = experiment, images
         self.chosen = chosen  # those of `images` that are attacked
         self.data, self.labels = images.path.resolve().name, images.labels_described
+        self._outlines: dict[str, LoadedModel] = {}
 
     def records(self, model: str) -> Sequence[ImageRecord]:
         return self.chosen
@@ -74,14 +72,11 @@ class Simulated(UploadSource):
         variants = ModelVariants(loaded, self.device, self.experiment.seed)
         return SimulatedUploads(variants, self.images, self.experiment.seed)
 
-    def read_outline(self, model: str) -> LoadedModel:
-        config = self.experiment.models[model]
-        return outline_model(config.model, whole=True, **config.loading())
-
-    def foresee(
-        self, cell: Cell, names: Names, blocks: Sequence[Block]
-    ) -> Iterator[Refusal | None]:
-        yield foreseen(self.outline(cell.model), cell, names)
+    def outline(self, model: str) -> LoadedModel:
+        if model not in self._outlines:
+            config = self.experiment.models[model]
+            self._outlines[model] = outline_model(config.model, whole=True, **config.loading())
+        return self._outlines[model]
 
     def check_models(self) -> None:
         """Raise before any work where none of the grid's models can be loaded. Where some can, the
@@ -110,7 +105,7 @@ class Simulated(UploadSource):
             existing: set[str] = set()
             try:
                 for name in entry.models:
-                    own = self.outline(name).model.named_parameters()
+                    own = self.outline(name).named_parameters()
                     existing |= {parameter for parameter, _ in own}
             except UserError:  # a model that cannot be opened may have it
                 continue
@@ -144,7 +139,7 @@ class Simulated(UploadSource):
         used = {name for entry in self.experiment.grid for name in entry.models}
         for name in used if limit is not None else ():
             with suppress(UserError):  # its cells are rows with this reason
-                least = max(least, self.outline(name).model.patch_size)
+                least = max(least, self.outline(name).patch_size)
         self.chosen, unusable = readable_subset(images, records, limit, seed, min_side=least)
         replaced = "; another file replaced it" if len(self.chosen) == limit else ""
         self.passed_over = [
@@ -158,22 +153,28 @@ class Simulated(UploadSource):
         known = _known_images(store)
         available = {record.image_id for record in self.images.records}
         absent = [name for name in known if name not in available]
-        if absent and len(absent) == len(known):
-            _refuse(store, absent, "are not among these images", "the images it was made with")
+        gone = absent if len(absent) == len(known) else []
         relabelled, changed = [], []
         for record in (record for record in self.chosen if record.image_id in known):
             before = known[record.image_id]
             # an image that had no label may get one: its rows are then of another run_id
-            same = record.label is None or before["label"] in (None, record.label)
-            relabelled += [] if same else [record.image_id]
-            try:
-                same = file_sha256(self.images, record) == before["sha256"]
+            if record.label is not None and before["label"] not in (None, record.label):
+                relabelled.append(record.image_id)
+            same = file_sha256(self.images, record) == before["sha256"]
+            with suppress(ImageError):
                 same = same or pixel_sha256(self.images.decode(record)) == before["pixel_sha256"]
-            except ImageError:
-                same = False
-            changed += [] if same else [record.image_id]
-        _refuse(store, relabelled, "had another label", "the labels it was made with")
-        _refuse(store, changed, "had other pixels", "the same pixels under the same name")
+            if not same:
+                changed.append(record.image_id)
+        for names, fault, expected in (
+            (gone, "are not among these images", "the images it was made with"),
+            (relabelled, "had another label", "the labels it was made with"),
+            (changed, "had other pixels", "the same pixels under the same name"),
+        ):
+            if names:
+                raise UserError(
+                    f"{len(names)} image(s) of the run folder {store.root} {fault}: "
+                    f"{first_of(names, 3)}. Expected {expected}. Give these, or another --out."
+                )
         return absent
 
 
@@ -183,7 +184,6 @@ class SimulatedUploads(ModelUploads):
     def __init__(self, variants: ModelVariants, source: ImageSource, seed: int) -> None:
         super().__init__(variants)
         self.source, self.seed = source, seed
-        self._gradient_seconds = 0.0
 
     def read(self, records: Sequence[ImageRecord]) -> None:
         prepare, source = preprocessing(self.model), self.source
@@ -223,22 +223,24 @@ class SimulatedUploads(ModelUploads):
         first, plain = rounds[0][0], feeding.photographs(photographs, ids, 0)
         if not cell.uploads:
             return Observation(cell, photographs, plain, first, [self.model], [], first.labels)
-        self._gradient_seconds = 0.0
         models: list[LoadedModel] = []
         updates: list[ClientUpdate] = []
         model = self.variants.of(cell.victim, cell.dtype, client.positions, client.adapters)
+        device, known_before = self.model.like.device, len(memo)
+        started = clock(device)
         for round, steps in enumerate(rounds):
             if round and client.server_lr:
                 before = rounds[round - 1][0]
                 key = ("model", cell.federation, before.image_ids, round)
-                model = self._timed(key, partial(moved, FedSGDClient(model, client), before))
+                model = memo.once(key, partial(moved, FedSGDClient(model, client), before))
             known = {name for name, _ in model.named_parameters()}
             wanted = [name for name in names if name in known]
             key = ("update", cell.federation, steps[0].image_ids, round)
             make = partial(make_upload, model, steps, client, names=wanted, round=round, seed=seed)
             models.append(model)
-            updates.append(self._timed(key, make))
-        seconds = {"gradient": self._gradient_seconds} if self._gradient_seconds else {}
+            updates.append(memo.once(key, make))
+        is_first = len(memo) > known_before  # of the cells that need these uploads
+        seconds = {"gradient": clock(device) - started} if is_first else {}
         return Observation(cell, photographs, plain, first, models, updates, first.labels, seconds)
 
     def _labels(self, records: Sequence[ImageRecord], images: Tensor) -> Tensor:
@@ -247,18 +249,6 @@ class SimulatedUploads(ModelUploads):
         if (labels < 0).any():
             labels = torch.where(labels < 0, predict(self.model, images, None), labels)
         return labels
-
-    def _timed(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """What `make` returns, computed once; the time counts for the first cell that needs it."""
-        device = self.model.like.device
-
-        def timed() -> Any:
-            started = clock(device)
-            value = make()
-            self._gradient_seconds += clock(device) - started
-            return value
-
-        return self.memo.once(key, timed)
 
 
 def moved(client: FedSGDClient, inputs: ClientInput) -> LoadedModel:
@@ -279,14 +269,6 @@ def moved(client: FedSGDClient, inputs: ClientInput) -> LoadedModel:
 # the images ---------------------------------------------------------------------------------------
 
 KNOWN_BY = ("image_id", "status", "label", "sha256", "pixel_sha256")
-
-
-def _refuse(store: RunStore, image_ids: Sequence[str], fault: str, expected: str) -> None:
-    if image_ids:
-        raise UserError(
-            f"{len(image_ids)} image(s) of the run folder {store.root} {fault}: "
-            f"{first_of(image_ids, 3)}. Expected {expected}. Give these, or another --out."
-        )
 
 
 def _known_images(store: RunStore) -> dict[str, dict[Hashable, Any]]:

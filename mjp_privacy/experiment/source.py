@@ -1,16 +1,20 @@
-"""The contract for where a run's uploads come from.
+"""The contract for where a run's uploads come from, and what does not apply to them.
 
-`simulated` computes them from private images, `recorded` reads them from files. `plan`, `work` and
+`simulated` computes them from private images, `recorded` reads them from files. `work` and
 `cell` use one of the two by these classes and do not know which.
 
     UploadSource --open(model)--> ModelUploads --observe(cell)--> Observation
                                     read(block): the images that are at hand
+
+A refusal says why there is nothing to attack or to score; `mjp check` foresees it for a model
+(`foreseen`): an attack is asked by its own `unsupported`, with the view that a run would give it,
+but of tensors on torch's meta device.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -18,31 +22,44 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from attacks import lacks_parts, traits_of
 from mjp_privacy.client.feeding import SETTINGS
+from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.upload import with_sinusoidal_positions
 from mjp_privacy.core.machine import clock
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import (
+    Attack,
     AttackerView,
     ClientInput,
     ClientUpdate,
+    Control,
     Refusal,
 )
-from mjp_privacy.models import LoadedModel
+from mjp_privacy.models import LoadedModel, MJPVisionTransformer
 from mjp_privacy.models.mjp_vit import with_adapters, with_closed_form_block
 from mjp_privacy.models.sizes import LowRank
 from mjp_privacy.models.vit import copied
+from mjp_privacy.uploads.folder import Series
 from mjp_privacy.uploads.memory import view_of
 
 META = torch.device("meta")
+NO_ONE_INPUT = Refusal(
+    "target",
+    "each upload was shuffled differently: there is no single shuffled image to reconstruct; "
+    "score several uploads against the plain image (setting c)",
+)
+NO_SERIES = Refusal(
+    "uploads",
+    "it reads several uploads of the same images, and this client shuffles its images before every "
+    "round (client.partners: fresh); only attacks that find what uploads share apply",
+)
+NO_TRUTH = Refusal("target", "the private images were not given, so nothing is scored")
 IN_STEP_OF = "its client step also holds"
 """How the reason of an image begins that was lost with another one of its step."""
 RECENT = 2  # large values that a memo keeps
-
-Names = Callable[[LoadedModel], Sequence[str]]
-"""The parameters that a cell's clients upload, of a model."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,9 @@ class Memo:
         self._values: dict[Hashable, Any] = {}
         self._recent: dict[Hashable, Any] = {}
         self._contents: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The value of this key; `make` computes it if it is not there yet."""
@@ -212,7 +232,6 @@ class UploadSource(ABC):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._outlines: dict[str, ModelVariants] = {}
 
     @abstractmethod
     def records(self, model: str) -> Sequence[ImageRecord]:
@@ -231,23 +250,10 @@ class UploadSource(ABC):
     def open(self, model: str) -> ModelUploads:
         """Load the model. A UserError fails the cells of this model; those of others still run."""
 
-    def outline(self, model: str) -> ModelVariants:
-        """The model without weights, and altered copies. A UserError is one that `open` would
-        raise."""
-        if model not in self._outlines:
-            self._outlines[model] = ModelVariants(self.read_outline(model), META)
-        return self._outlines[model]
-
     @abstractmethod
-    def read_outline(self, model: str) -> LoadedModel:
-        """What the header of the model's weights tells."""
-
-    @abstractmethod
-    def foresee(
-        self, cell: Cell, names: Names, blocks: Sequence[Block]
-    ) -> Iterator[Refusal | None]:
-        """Why the cell's attack will not apply to images of these blocks, as far as that is known
-        before weights or uploads are read; None of those to which it may."""
+    def outline(self, model: str) -> LoadedModel:
+        """The model without weights, as the header of its file tells. A UserError is one that
+        `open` would raise."""
 
     @abstractmethod
     def check(self, store: RunStore) -> list[str]:
@@ -296,3 +302,89 @@ class ModelVariants:
                 altered = with_adapters(altered, adapters, self.seed)
             self._copies[key] = altered.to(getattr(torch, dtype))
         return self._copies[key]
+
+
+# what will not apply ------------------------------------------------------------------------------
+
+
+def refused_by_setting(cell: Cell) -> Refusal | None:
+    """Why the cell's setting leaves nothing to score its attack against, or None."""
+    setting = SETTINGS[cell.setting]
+    if cell.uploads > 1 and setting.shuffles and setting.against == "input":
+        return NO_ONE_INPUT
+    fresh = cell.uploads > 1 and cell.client.partners == "fresh"
+    return NO_SERIES if fresh and "shared pictures" not in traits_of(cell.attack.name) else None
+
+
+def refused_by_network(cell: Cell, model: MJPVisionTransformer) -> Refusal | None:
+    """Why the attack or the client does not suit a network that is no plain ViT, or None."""
+    if model.family == "vit":
+        return None
+    client, attack = cell.client, cell.attacker
+    if client.positions != "own" or client.adapters is not None:
+        text = f"clients of a {model.family} have positions: own and no low-rank adapters here"
+        return Refusal("model", text)
+    if client.mode == "train" and model.family == "resnet":
+        text = "in training mode a ResNet's batch norm mixes images: clients need client.mode: eval"
+        return Refusal("model", text)
+    if isinstance(attack, Control) and attack.role == "floor":
+        return None
+    reason = lacks_parts(attack.name, model.family)
+    return None if reason is None else Refusal("model", reason)
+
+
+def refused_by_block(model: MJPVisionTransformer, attack: Attack) -> Refusal | None:
+    """Why uploads of this model, made by somebody else, do not suit the attack; or None."""
+    if (reason := lacks_parts(attack.name, model.family)) is not None:
+        return Refusal("model", reason)
+    if attack.victim == "intact" or model.first_block == "closed_form":
+        return None
+    return Refusal(
+        "block",
+        "it needs a client whose block 0 has neither norm1 nor residuals; this one trained the "
+        "intact model",
+    )
+
+
+def foreseen(variants: ModelVariants, cell: Cell) -> Refusal | None:
+    """Why the attack does not apply to simulated clients of a cell, or None; also where it would
+    have to look at values, which are not there, or where its own code fails. Then it is asked in
+    the run: foreseen(ModelVariants(outline_model("cifar_vit"), META), cell)."""
+    if (refusal := refused_by_network(cell, variants.model)) is not None:
+        return refusal
+    if isinstance(cell.attacker, Control):
+        return None
+    if (refusal := refused_by_setting(cell)) is not None:
+        return refusal
+    client = cell.client
+    model = variants.of(cell.victim, cell.dtype, client.positions, client.adapters)
+    parameters = dict(model.named_parameters())
+    trainer = FedSGDClient(model, client)
+    try:
+        needed = [name for name in cell.attacker.needs(model) if name in parameters]
+        sent = {
+            name: torch.empty(1, *parameters[name].shape, dtype=model.like.dtype, device=META)
+            for name in trainer.wanted(needed)
+        }
+    except Exception:  # an attack of anybody's
+        return None
+    updates = [trainer.described(sent)] * cell.uploads
+    labels = torch.zeros(updates[0].batch, dtype=torch.long)
+    against = SETTINGS[cell.setting].against
+    view = view_of(updates, [model] * len(updates), labels, against)
+    try:
+        return cell.attacker.unsupported(view)
+    except Exception:  # on a tensor without values errors are of any class
+        return None
+
+
+def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Refusal | None:
+    """Why recorded uploads do not suit the attack: another block 0, or too few of them; or None."""
+    if (refusal := refused_by_block(model, attack)) is not None:
+        return refusal
+    fewest = min(len(each.uploads) for each in series)
+    if fewest < attack.uploads:
+        are = "is" if fewest == 1 else "are"
+        text = f"it needs {attack.uploads} uploads of the same images; {fewest} {are} recorded"
+        return Refusal("uploads", text)
+    return None

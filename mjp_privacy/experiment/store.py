@@ -255,7 +255,7 @@ class RunStore:
             known, files = self._cells.get(run_id), self.files(run_id)
             try:
                 if known is None or known.files != files:
-                    known = self._cells[run_id] = CellRows(files, known)
+                    known = self._cells[run_id] = CellRows(files)
                 return read(known)
             except (NoFile, Unreadable):  # Unreadable: so does a network's file system tell it
                 if attempt == TRIES - 1:
@@ -396,19 +396,11 @@ class RunStore:
 
 
 class CellRows:
-    """The files of one cell, later tries last; of an image in several files the last one counts.
+    """The files of one cell, later tries last; of an image in several files the last one counts."""
 
-    before: what was known of these files, which need not be opened again
-    """
-
-    def __init__(self, files: list[StoredFile], before: CellRows | None = None) -> None:
-        known: dict[StoredFile, BlockContent] = {}
-        if before is not None:
-            known = dict(zip(before.files, before.contents, strict=True))
+    def __init__(self, files: list[StoredFile]) -> None:
         self.files: list[StoredFile] = files
-        self.contents: list[BlockContent] = [
-            known.get(file) or BlockContent.of(file.path) for file in files
-        ]
+        self.contents: list[BlockContent] = [BlockContent.of(file.path) for file in files]
 
     @cached_property
     def place(self) -> dict[str, tuple[int, int]]:

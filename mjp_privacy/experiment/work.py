@@ -1,4 +1,5 @@
-"""Carries out a plan: model by model, block of images by block, cell by cell.
+"""A run's plan, cells and blocks of images, and who carries it out: model by model, block of images
+by block, cell by cell.
 
     open the model -> read a block's images -> in every cell: attack and score (`cell`), write
 
@@ -12,13 +13,17 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
+from typing import Any
 
 import pandas as pd
 
+from attacks import ATTACKS
 from attacks.budget import OVER
 from mjp_privacy.core.errors import UserError, format_error, format_traceback
 from mjp_privacy.core.machine import out_of_memory
 from mjp_privacy.core.stop import interrupted
+from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.cell import (
     CellResult,
@@ -27,14 +32,144 @@ from mjp_privacy.experiment.cell import (
     failed,
     without_scores,
 )
-from mjp_privacy.experiment.cell_facts import CellFacts, describe
+from mjp_privacy.experiment.cell_facts import CellFacts, cell_key, describe
 from mjp_privacy.experiment.code import SourceCode, SourceReader
-from mjp_privacy.experiment.config import Cell, Experiment
-from mjp_privacy.experiment.plan import Plan, make_plan, refused_by_network
-from mjp_privacy.experiment.source import IN_STEP_OF, Block, ModelUploads, UploadSource
+from mjp_privacy.experiment.config import Cell, Experiment, expand
+from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
+from mjp_privacy.experiment.source import (
+    IN_STEP_OF,
+    Block,
+    ModelUploads,
+    UploadSource,
+    refused_by_network,
+)
 from mjp_privacy.experiment.store import RunStore, Unit
+from mjp_privacy.interfaces import Control
+from mjp_privacy.models import LoadedModel
 
 NO_MEMORY = "memory does not hold the model: expected more memory, or a smaller model"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells of a run in table order, and each model's blocks of images."""
+
+    experiment: Experiment
+    cells: Sequence[Cell]
+    blocks: Mapping[str, Sequence[Block]]  # by model, in the config's order
+
+    @property
+    def units(self) -> int:
+        """The number of units: images, counted once in each cell."""
+        return sum(len(self.images(cell.model)) for cell in self.cells)
+
+    def images(self, model: str) -> list[str]:
+        return [record.image_id for block in self.blocks[model] for record in block.records]
+
+    def cells_of(self, model: str) -> list[Cell]:
+        return [cell for cell in self.cells if cell.model == model]
+
+    def gradients(self, cell: Cell, model: LoadedModel) -> list[str]:
+        """The parameters whose gradients this cell's clients upload.
+
+        They are the union over all attacks that share the upload, finished or not, so that an
+        interrupted run computes the same upload again; and the one that residuals are taken over.
+        """
+        names: list[str] = []
+        for peer in self.cells:
+            attack = peer.attacker
+            if peer.federation != cell.federation or isinstance(attack, Control):
+                continue
+            if refused_by_network(peer, model) is not None:
+                continue  # what it reads is not there
+            try:
+                needed = attack.needs(model)  # by anybody's code
+                if isinstance(needed, str) or not all(isinstance(name, str) for name in needed):
+                    got = shown(repr(needed), 100)
+                    raise TypeError(f"needs: expected names of parameters, got {got}")
+                names += needed
+            except Exception:
+                if peer is cell:  # another's mistake is that one's own failure
+                    raise
+        return list(dict.fromkeys([*names, RESIDUAL_OVER]))
+
+    def groups(self, model: str) -> list[list[Cell]]:
+        """The model's cells, those together that attack the same uploads: the work of one task.
+        Those with the dearest attack come first, so that no worker is left alone with it."""
+        groups: dict[tuple[Any, ...], list[Cell]] = {}
+        for cell in self.cells_of(model):
+            groups.setdefault(cell.federation, []).append(cell)
+        cost = {name: place for place, name in enumerate(ATTACKS)}
+
+        def dearest(cells: list[Cell]) -> int:
+            return max(cost.get(cell.attack.name, -1) for cell in cells)  # -1: a control
+
+        return sorted(groups.values(), key=dearest, reverse=True)
+
+    def needs_residual(self, cell: Cell, model: LoadedModel, *, scored: bool) -> bool:
+        """Whether a cell's reconstructions are compared with their uploads by gradient, which costs
+        as much as the uploads: where several attacks on the client as it trained compete for the
+        attacker's choice, where there is no truth to score against, or where the config asks."""
+        if "residual" in self.experiment.diagnostics or not scored:
+            return True
+
+        def met(peer: Cell) -> tuple[Any, ...] | None:
+            """The client as it trained, if the peer's attack meets that."""
+            altered = not peer.uploads or (
+                peer.victim == "april_block" and model.first_block != "closed_form"
+            )
+            return None if altered else peer.federation[:-1]
+
+        return met(cell) is not None and sum(met(peer) == met(cell) for peer in self.cells) > 1
+
+
+def make_plan(experiment: Experiment, source: UploadSource) -> Plan:
+    """Expand the grid into cells and cut each model's images into blocks of whole client steps.
+
+    A cell that appears twice, or images that do not fill the blocks, are errors.
+    """
+    cells, keys = expand(experiment), set[str]()
+    for cell in cells:
+        if (key := cell_key(cell, experiment)) in keys:  # they would overwrite each other's rows
+            raise UserError(
+                f"The grid holds {cell.model}, setting {cell.setting}, gamma {cell.gamma}, "
+                f"{cell.dtype}, {cell.attack.title} twice. Expected each cell once."
+            )
+        keys.add(key)
+    used = {cell.model for cell in cells}
+    blocks: dict[str, list[Block]] = {}
+    for name in (name for name in experiment.models if name in used):
+        records, size = source.records(name), experiment.block
+        _check_blocks(name, len(records), [c for c in cells if c.model == name], size, source)
+        starts = range(0, len(records), size)
+        blocks[name] = [Block(n, records[at : at + size]) for n, at in enumerate(starts)]
+    return Plan(experiment, cells, blocks)
+
+
+def _check_blocks(
+    name: str, images: int, cells: Sequence[Cell], size: int, source: UploadSource
+) -> None:
+    """Raise where images do not fill the client steps of a model, or where the last block of a
+    simulated client that shuffles its images is one batch: its images would have the same partners
+    in every round, as if they were fixed. Recorded clients are as they were."""
+    multiple = math.lcm(*(cell.client.batch for cell in cells))
+    shuffling = [] if source.recorded else [c for c in cells if c.client.partners == "fresh"]
+    least = max((2 * cell.client.batch for cell in shuffling), default=0)
+
+    def fits(number: int) -> bool:
+        return number % multiple == 0 and (number % size == 0 or number % size >= least)
+
+    if not fits(images):
+        advised = next(n for n in chain(range(images, 0, -1), count(images + 1)) if fits(n))
+        batches = ", ".join(map(str, sorted({cell.client.batch for cell in cells})))
+        raise UserError(
+            f"{images} images do not fill blocks of {size} with the client steps of {name} "
+            f"(client.batch {batches}; a client with partners: fresh needs two steps in each). "
+            f"Expected another number of images, such as --limit {advised}."
+        )
+
+
+# carrying it out ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -154,8 +289,8 @@ class Worker:
     def work_block(self, opened: OpenModel, block: Block, cells: Sequence[Cell]) -> Iterator[News]:
         """Do what is not finished of one block in these cells of a model."""
         left = {cell: self.left(opened, block, cell) for cell in cells}
-        count, uploads = len(block.records), opened.uploads
-        if done := sum(count - len(ids) for ids in left.values()):
+        images, uploads = len(block.records), opened.uploads
+        if done := sum(images - len(ids) for ids in left.values()):
             yield News(opened.name, finished=done)
         pending = [cell for cell in cells if left[cell]]
         error: Exception | None = None
@@ -173,7 +308,7 @@ class Worker:
             elif uploads is not None:
                 result = self._work_cell(opened, uploads, block, cell)
                 if seconds:
-                    result.rows["stage_seconds.decode"] = seconds / count
+                    result.rows["stage_seconds.decode"] = seconds / images
                     seconds = 0.0
             else:
                 result = without_scores(block.records, "failed", opened.reason)

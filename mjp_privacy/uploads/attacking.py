@@ -31,7 +31,7 @@ from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import Size
 from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.diagnostics import batch_labels, gradient_fit, masks_some
-from mjp_privacy.experiment.plan import refused_by_block
+from mjp_privacy.experiment.source import refused_by_block
 from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Refusal
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import SMALLEST, psnr, quantise

@@ -23,9 +23,8 @@ from mjp_privacy.core.read import json_value
 from mjp_privacy.core.schema import Size, size_text
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.experiment.config import AttackConfig, Cell
-from mjp_privacy.experiment.plan import foreseen, lacking
 from mjp_privacy.experiment.recorded import load_group
-from mjp_privacy.experiment.source import META, ModelVariants
+from mjp_privacy.experiment.source import META, ModelVariants, foreseen, lacking
 from mjp_privacy.interfaces import AttackerView, Control
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import (
@@ -330,7 +329,7 @@ def _answers(model: LoadedModel, client: ClientConfig, setting: str) -> dict[str
         attack = find_attack(name)
         assert not isinstance(attack, Control)
         cell = Cell("", setting, 0.0, "float32", AttackConfig(name), None, None, client)  # type: ignore[arg-type]
-        refusal = foreseen(variants, cell, attack.needs)
+        refusal = foreseen(variants, cell)
         takes = []
         if attack.victim == "april_block" and model.first_block == "intact":
             takes.append("of a client that trains a block 0 without norm1 and residuals")

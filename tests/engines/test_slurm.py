@@ -125,26 +125,6 @@ def test_every_end_is_named_and_jobs_that_wait_or_run_are_not_gone(
     assert slurm.cancelled() == (["--quiet 1"] if never else [])
 
 
-def test_jobs_of_an_array_are_told_apart_with_their_last_words(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
-    """Those that were cancelled before they started share their array's state."""
-    engine = engine_in(tmp_path)
-    engine.start([0, 1, 2])
-    slurm.say({f"1_{n}": "RUNNING|None" for n in range(3)})
-    assert not engine.gone()
-    folder = tmp_path / "my run" / "work" / "slurm" / engine.name
-    others = "slurmstepd: error: x\nsrun: error: node7: task 0: Exited with exit code 1\n\n"
-    (folder / "1_1_0_log.err").write_text(f"RuntimeError: no GPU\n{others}")
-    (folder / "1_2_0_log.err").write_text(others)
-    slurm.say({"1": "CANCELLED|None", "1_0": "RUNNING|None", "1_1": "FAILED|NonZeroExitCode"})
-    gone = engine.gone()
-    assert {*gone} == {1, 2}
-    assert gone[1].endswith(": RuntimeError: no GPU")
-    assert gone[2].endswith(": srun: error: node7: task 0: Exited with exit code 1")
-    assert not engine.gone()
-
-
 # what is submitted --------------------------------------------------------------------------------
 
 
@@ -196,41 +176,7 @@ def test_options_are_those_of_the_batch_script(slurm: FakeSlurm, tmp_path: Path)
     assert "gpus" not in slurm.scripts()[3]
 
 
-def test_jobs_do_not_inherit_the_job_that_the_command_is_part_of(
-    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
-    monkeypatch.setenv("SLURM_MEM_PER_CPU", "1000")
-    engine_in(tmp_path).start([0])
-    first, second = (slurm.folder / f"{number}.environment" for number in (1, 2))
-    assert "SLURM_MEM_PER_CPU=1000" in first.read_text()  # a setting of the user's own
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    engine_in(tmp_path).start([0])
-    inherited = [line for line in second.read_text().splitlines() if line.startswith("SLURM_")]
-    assert inherited == ["SLURM_CONF=/etc/slurm.conf"]
-    assert os.environ["SLURM_MEM_PER_CPU"] == "1000"
-
-
 # the end ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ended", [0, 1, 2])
-def test_what_is_left_at_the_end_is_cancelled(slurm: FakeSlurm, tmp_path: Path, ended: int) -> None:
-    """Jobs that have ended by themselves are left to it; the next command cancels those of one that
-    was killed."""
-    engine = engine_in(tmp_path)
-    engine.start([0, 1])
-    for number in range(ended):
-        folder = tmp_path / "my run" / "work" / "slurm" / engine.name
-        (folder / f"1_{number}_0_result.pkl").touch()
-
-    def cancelled() -> bool:
-        return any(f"--name={engine.name}" in call for call in slurm.cancelled())
-
-    engine.close()
-    assert cancelled() == (ended < 2)
-    engine_in(tmp_path)
-    assert cancelled()
 
 
 def test_a_task_that_never_ends_in_time_is_given_up(tmp_path: Path) -> None:

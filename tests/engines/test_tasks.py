@@ -28,7 +28,6 @@ from mjp_privacy.experiment.engines.options import (
     COPIES,
     OF_A_WORKER,
     EngineConfig,
-    devices,
     engine_config,
     settled,
 )
@@ -44,8 +43,7 @@ from mjp_privacy.experiment.engines.tasks import (
     task_file,
     write_typed,
 )
-from mjp_privacy.experiment.plan import Forecast, make_plan
-from mjp_privacy.experiment.work import News
+from mjp_privacy.experiment.work import News, make_plan
 from tests.helpers.runs import names, photographs, tiny
 
 # engines ------------------------------------------------------------------------------------------
@@ -122,33 +120,13 @@ def test_how_many_work(
     records = [ImageRecord(f"{number}.png") for number in range(images)]
     source: Any = SimpleNamespace(recorded=False, records=lambda model: records)
     plan, device = make_plan(load_experiment(tiny()), source), "cuda" if given["gpus"] else "cpu"
-    config, remark = settled(engine, plan, Forecast(largest_model=WEIGHTS), device)
+    outline = torch.nn.Linear(WEIGHTS // 4, 1, False, "meta")
+    source.outline = lambda name: outline
+    config, remark = settled(engine, plan, source, device)
     assert (config.kind, config.workers) == becomes
     is_short = bool(machine.get("free")) and engine == AUTO
     assert is_short == bool(remark)
     assert not is_short or (f"{config.workers or 1} of 4" in remark and "--workers" in remark)
-
-
-@pytest.mark.parametrize("has_gpu", [False, True])
-def test_where_the_command_and_its_workers_compute(
-    has_gpu: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slurm's jobs where the options say, all others where the command does."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    for name, gpus, there in [
-        ("auto", None, cpu),
-        ("auto", 0, cpu),
-        ("auto", 1, cuda),
-        ("cuda", None, cuda),
-        ("cpu", 1, cpu),
-    ]:
-        assert devices(name, EngineConfig("slurm", gpus_per_task=gpus)) == (cpu, there)
-    here = cuda if has_gpu else cpu
-    assert devices("auto", LOCAL) == (here, here)
-    if not has_gpu:
-        with pytest.raises(UserError, match="cuda"):
-            devices("cuda", LOCAL)
 
 
 # tasks --------------------------------------------------------------------------------------------
@@ -243,26 +221,6 @@ def test_every_task_is_done_or_named_whatever_workers_do(job: Job, seed: int) ->
     assert max(Counter(task[:3] for _, task in engine.tried).values()) <= ATTEMPTS
     assert engine.closed
     assert not job.path.parent.exists()
-
-
-def test_a_task_is_lost_with_the_third_of_its_workers(job: Job) -> None:
-    engine = Played(job.path.parent, ("dies",))
-    with Coordinator(job, MODELS, engine) as coordinator:
-        coordinator.submit([Task(1, 4, 0)])
-        [told] = coordinator.wait()
-    assert told.lost == "MJP, block 4"
-    assert len(engine.tried) == ATTEMPTS == 3
-
-
-def test_a_worker_gets_tasks_of_the_block_and_the_model_that_it_has(job: Job) -> None:
-    """Two models of two blocks and three groups: each worker has one of the models."""
-    engine = Played(job.path.parent)
-    with Coordinator(job, MODELS, engine) as coordinator:
-        coordinator.submit([Task(m, b, g) for m in range(2) for b in range(2) for g in range(3)])
-        list(coordinator.wait())
-    for number in range(2):
-        own = [task[:2] for worker, task in engine.tried if worker == number]
-        assert own == [(number, 0)] * 3 + [(number, 1)] * 3
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ from mjp_privacy.cli import main
 from mjp_privacy.client.config import ClientConfig, client_identity, client_recipe
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import read_mapping, stock_config
 from mjp_privacy.core.schema import parse
 from mjp_privacy.experiment.cell_facts import cell_key, describe, run_id
 from mjp_privacy.experiment.config import (
@@ -35,7 +33,6 @@ from mjp_privacy.experiment.config import (
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.overrides import (
     decided,
-    unreached,
     with_gamma,
     with_only,
     with_published_attacks,
@@ -52,7 +49,7 @@ from mjp_privacy.federation.rounds import Evaluation
 from mjp_privacy.report.figures import published_row
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.uploads.record import UploadHeader
-from tests.helpers.runs import FACTS, TINY, cells, one_cell, photographs, tiny, weights
+from tests.helpers.runs import FACTS, TINY, cells, one_cell, photographs, weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -200,16 +197,6 @@ def test_only_the_models_whose_names_hold_a_text() -> None:
         with_only(experiment, ["DINOv3", "DINOv9"])
 
 
-def test_stock_configs_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "demo.yaml").write_text("name: mine\n")
-    assert stock_config("demo") == Path("configs/demo.yaml")
-    (tmp_path / "demo").write_text("name: nearer\n")
-    assert stock_config("demo") == Path("demo")
-    assert read_mapping(Path("configs/training/cifar10.yaml"))["name"] == "cifar10"
-
-
 # cell_key and run_id ------------------------------------------------------------------------------
 
 
@@ -342,15 +329,7 @@ def test_weights_for_all_by_name_and_both(weights: list[str], made: Any) -> None
     assert all(name in str(caught.value) for name in made), caught.value
 
 
-def test_an_option_that_entries_do_not_take_is_told_and_refused_where_none_does(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    plain = {"models": ["plain"], "settings": ["a"]}
-    own = [plain | {"client": {"batch": 2}}, plain | {"client": {"batch": 10, "dal": True}}]
-    before = load_experiment(small(grid=[plain, *own]))
-    given = replace(before, client=replace(before.client, batch=4))
-    (note,) = unreached(before, given)
-    assert all(words in note for words in ("--client.batch", "2 of", "3 entries", "2, 10"))
+def test_an_option_that_no_entry_takes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attack", "batch_matching", "--client.batch", "8"]) == 2
     assert "--client.batch" in capsys.readouterr().err
 
@@ -418,19 +397,3 @@ def test_a_file_of_ones_own_and_what_it_lacks(
     assert main(["attack", "own", "--weights", str(weights(tmp_path / MINE)), *places]) == 0
     (out,) = (tmp_path / "results/own").glob("mine-*")
     assert {entry["status"] for entry in cells(out)} == {"ok"}
-
-
-def test_weights_of_a_model_that_is_left_out_are_not_read(tmp_path: Path) -> None:
-    photographs(tmp_path / "images", 1)
-    config = tmp_path / "config.yaml"
-    config.write_text(
-        json.dumps(
-            tiny(
-                models={"ViT": TINY, "two": TINY},
-                grid=[{"models": ["ViT", "two"], "settings": ["a"]}],
-            )
-        )
-    )
-    words = ["attack", str(config), "--images", str(tmp_path / "images"), "--device", "cpu"]
-    words += ["--out", str(tmp_path / "run"), "--weights", "two=lost.pth"]
-    assert main([*words, "--only", "ViT"]) == 0

@@ -197,18 +197,6 @@ def test_where_every_model_is_bad_each_is_named_and_nothing_is_begun(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_client_that_withholds_what_one_model_lacks_fails_on_that_model_alone(
-    three: Path, tmp_path: Path
-) -> None:
-    name = "dal_regressor.layers.0.bias"
-    config = tiny(client={"withhold": [name]}, attacks=SPAN)
-    config["grid"] = [{"models": ["ViT", "MJP"], "settings": ["a"]}]
-    assert attack(three, tmp_path, config).exit_code == 3
-    assert {*statuses(tmp_path, model="MJP").values()} == {"ok"}
-    reasons = outcome(tmp_path, model="ViT").values()
-    assert all(status == "failed" and name in reason for status, reason in reasons)
-
-
 # numbers that break down --------------------------------------------------------------------------
 
 

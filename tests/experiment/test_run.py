@@ -1,10 +1,10 @@
 """What a run leaves, from which every number can be made again: rows, pictures, cells, batches;
-what does not apply is said before, is a row with its reason, and is no failure."""
+what does not apply is a row with its reason, and is no failure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,16 +17,13 @@ from attacks import ATTACKS
 from mjp_privacy import load_images, score
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.data import open_images
 from mjp_privacy.experiment import cell as cell_module
 from mjp_privacy.experiment import diagnostics
-from mjp_privacy.experiment import run as run_module
-from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.plan import NO_ONE_INPUT
-from mjp_privacy.experiment.run import attack_uploads
-from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.experiment.config import expand, load_experiment
+from mjp_privacy.experiment.source import META, NO_ONE_INPUT, ModelVariants, foreseen
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.models.jigsaw import Grid, draw_masks, shuffle_patches
+from mjp_privacy.models.loading import outline_model
 from tests.helpers import models
 from tests.helpers.families import checkpoint
 from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
@@ -98,23 +95,6 @@ def test_settings_feed_and_score_what_they_say(whole: Path, images: Path) -> Non
             assert own["input"].equal(fed)
             assert own["target"].equal(own[against])
         assert shuffled == any(not own["input"].equal(own["plain"]) for own in stored.values())
-
-
-def test_an_image_without_a_label_takes_nothing_from_its_neighbours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def some_labels(*arguments: Any) -> Any:  # as uploads may have them; images have all or none
-        source = open_images(*arguments)
-        records = [replace(r, label=None if r.image_id == "1.png" else 0) for r in source.records]
-        return replace(source, records=tuple(records))
-
-    monkeypatch.setattr(run_module, "open_images", some_labels)
-    images = photographs(tmp_path / "images", 3)
-    attack(images, tmp_path / "run", one_cell(attacks=[{"name": "april"}]))
-    found = RunStore(tmp_path / "run").read(cells(tmp_path / "run")[0]["run_id"])
-    found = found.set_index("image_id").sort_index()
-    for variant in ("intact", "altered"):
-        assert found[f"top1.{variant}"].isna().tolist() == [False, True, False]
 
 
 # images, cells, the folder's own config -----------------------------------------------------------
@@ -267,23 +247,6 @@ def test_an_attack_that_ran_alone_is_compared_once_another_competes(
     assert "nothing to do" in said(tmp_path / "grown")
 
 
-@pytest.mark.parametrize(
-    ("attacks", "asked", "having"),
-    [
-        ([LOCAL, APRIL, GREY], [], set()),  # APRIL's client has another block 0
-        ([LOCAL, SPAN, APRIL, GREY], [], {"patch_gradient", "masked_span"}),
-        ([APRIL, GREY], ["residual"], {"april"}),
-    ],
-)
-def test_the_residual_is_computed_where_it_decides_or_is_asked_for(
-    three: Path, tmp_path: Path, attacks: list[Any], asked: list[str], having: set[str]
-) -> None:
-    config = one_cell(attacks=attacks, diagnostics=asked, dtypes=["float64"])
-    attack(three, tmp_path, config, limit=1)
-    found = rows(tmp_path)
-    assert {*found[found["metric"] == "gradient_residual"]["attack"]} == having
-
-
 # patches put back; masks and regions are golden rows, residuals are asked in tests/uploads --------
 
 
@@ -307,13 +270,6 @@ def test_an_attack_that_knows_the_order_is_all_right(against: Any) -> None:
 
 
 # foreseen -----------------------------------------------------------------------------------------
-
-
-def foreseen(out: Path) -> list[str]:
-    """What a run said before it opened its models."""
-    lines = said(out).splitlines()
-    opened = next(at for at, line in enumerate(lines) if ", sha256 " in line)
-    return [line for line in lines[:opened] if line.startswith("not applicable: ")]
 
 
 CLIENTS: dict[str, dict[str, Any]] = {
@@ -357,7 +313,12 @@ def test_what_is_foreseen_is_what_happens(
     config = one_cell(models=models, grid=grid, attacks=FORESEEN, block=2, client=CLIENTS[client])
     summary = attack(three, tmp_path, config, limit=2)
     assert not summary.failures
-    before = {line.split(": ", 3)[3]: int(line.split()[2]) for line in foreseen(tmp_path)}
+    experiment, before = load_experiment(config), Counter[str]()
+    for line in expand(experiment):
+        own = experiment.models[line.model]
+        outline = outline_model(own.model, whole=True, **own.loading())
+        if (refusal := foreseen(ModelVariants(outline, META), line)) is not None:
+            before[refusal.text] += 1
     refused: dict[str, set[str]] = {}
     for entry in cells(tmp_path):
         for status, reason in outcome(tmp_path, run_id=entry["run_id"]).values():
@@ -365,20 +326,8 @@ def test_what_is_foreseen_is_what_happens(
                 refused.setdefault(reason, set()).add(entry["run_id"])
     assert before == {reason: len(of) for reason, of in refused.items()}
     assert before
-    lines = "\n".join(foreseen(tmp_path))
     assert (NO_ONE_INPUT.text in before) == (client == "plain")  # of two uploads in setting b
-    assert client != "batch" or ": april, " in lines
     assert all(any(reason in line for line in summary.inapplicable) for reason in before)
-
-
-def test_recorded_uploads_are_foreseen_by_their_headers(recorded: Path, tmp_path: Path) -> None:
-    attacks = [{"name": "april"}, {"name": "patch_gradient"}, {"name": "multi_round"}]
-    experiment = load_experiment({"name": "again", "attacks": attacks})
-    summary = attack_uploads(experiment, recorded, tmp_path, device="cpu")
-    assert len(foreseen(tmp_path)) == len(summary.inapplicable) == 2
-    for name in ("april", "multi_round"):
-        (line,) = [line for line in foreseen(tmp_path) if f": {name}: " in line]
-        assert [told for told in summary.inapplicable if told.endswith(line.split(": ", 3)[3])]
 
 
 # networks of another family: their attacks stand among the golden rows ----------------------------

@@ -1,33 +1,113 @@
-"""A run folder: pictures bit for bit, readers in mid-run, damage, other formats, hostile files."""
+"""A run folder: pictures bit for bit, readers in mid-run, damage, other formats, hostile files; and
+whatever happens to it, nothing that was written is lost or read wrong."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import re
 import shutil
+import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import Tensor
 
 from mjp_privacy import cli
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import store as store_module
 from mjp_privacy.experiment.block_file import by_image
-from mjp_privacy.experiment.store import CONVERT, NoRun, RunStore, digest_of, stored_files
+from mjp_privacy.experiment.store import CONVERT, RunStore, StoredFile, digest_of, stored_files
 from mjp_privacy.report.lines import read_frame
 from tests.helpers.runs import attack, flip, one_cell, photographs
-from tests.store.material import CELL, rows_of, same_pictures, scores, tensors_of, write
 from tools import convert_run
+
+CELL = {"run_id": "c1", "model": "ViT", "setting": "a", "gamma": 0.0, "attack": "april"}
+CELL |= {"dtype": "float32", "seed": 0, "status": "ok", "notes": ["one", "two"], "round": None}
+
+
+def rows_of(images: Mapping[str, int], status: str = "ok") -> pd.DataFrame:
+    """A row for each image with the score of its number; what is not done has none."""
+    numbers = pd.Series(list(images.values()), dtype=float)
+    done = status == "ok"
+    columns: dict[str, Any] = {
+        "image_id": list(images),
+        "label": pd.array([3] * len(images), dtype="Int64"),
+        "label_source": "file",
+        "group": list(images),
+        "code": "c0ffee",
+        "status": status,
+        "reason": "" if done else "it broke",
+        "psnr.standard": numbers if done else np.nan,
+    }
+    return pd.DataFrame(columns).assign(**{"stage_seconds.attack": 0.25})
+
+
+def tensors_of(numbers: Sequence[int]) -> dict[str, Tensor]:
+    """Every kind of picture that a run stores, by the numbers of their images."""
+    number = torch.tensor(list(numbers), dtype=torch.int64)
+    plain = ((number[:, None] + torch.arange(12)) % 256).float().div(255).reshape(-1, 3, 2, 2)
+    return {
+        "images": (number[:, None] / 1000 + torch.arange(12) / 77).float().reshape(-1, 3, 2, 2),
+        "target": plain.clone(),
+        "plain": plain,
+        "input": plain.float() * 0.9 + 1e-3,
+        "mask": (number[:, None] >> torch.arange(4)) % 2 == 1,
+        "permutation": (number[:, None] + torch.arange(4)) % 4,
+    }
+
+
+def write(
+    store: RunStore,
+    images: Mapping[str, int],
+    *,
+    block: int = 0,
+    cell: str = "c1",
+    line: str | None = None,
+    status: str = "ok",
+) -> StoredFile:
+    """Write images of a block by their numbers, with pictures where they were attacked; line: the
+    key of the table's line that the cell belongs to, in place of its own."""
+    facts = {**CELL, "run_id": cell, "cell_key": line or cell}
+    about = {"cell": facts, "code": {"c0ffee": {"april.py": "1f"}}}
+    done = images if status == "ok" else {}
+    pictures = by_image(list(done), tensors_of(list(done.values())))
+    path = store.write(cell, block, rows_of(images, status).assign(run_id=cell), pictures, about)
+    return next(file for file in stored_files(path.parent) if file.path == path)
+
+
+def scores(store: RunStore, cell: str = "c1") -> dict[str, float]:
+    """What a reader sees of each image; -1: it was not done."""
+    rows = store.read(cell)
+    if "psnr.standard" not in rows:
+        return dict.fromkeys(rows["image_id"], -1.0)
+    return dict(
+        zip(rows["image_id"], rows["psnr.standard"].fillna(-1.0).astype(float), strict=True)
+    )
+
+
+def same_pictures(found: Mapping[str, Tensor] | None, number: int) -> bool:
+    """Whether these are the pictures of the image of this number, bit for bit."""
+    if number < 0 or found is None:
+        return number < 0 and found is None
+    wanted = {name: tensor[0] for name, tensor in tensors_of([number]).items()}
+    return wanted.keys() == found.keys() and all(
+        found[name].dtype == tensor.dtype
+        and found[name].shape == tensor.shape
+        and found[name].numpy().tobytes() == tensor.numpy().tobytes()
+        for name, tensor in wanted.items()
+    )
+
 
 OLD_RUN = Path(__file__).parents[1] / "golden" / "oracle" / "old_run.zip"
 
@@ -50,7 +130,7 @@ def renamed(path: Path, make: Callable[[Path], object]) -> Path:
 
 
 def test_pictures_come_back_bit_for_bit_and_small(store: RunStore) -> None:
-    """test_machine.py has those of every kind."""
+    """`Folder` has those of every kind."""
     assert scores(store) == store.finished("c1") == {}
     path = write(store, {"a": 5, "b": 700}).path
     assert store.pictures("c1", "c") is None
@@ -63,24 +143,6 @@ def test_pictures_come_back_bit_for_bit_and_small(store: RunStore) -> None:
     assert found is not None
     for name, tensor in pictures.items():
         assert found[name].numpy().tobytes() == tensor.numpy().tobytes()
-
-
-def test_rows_whose_strings_are_those_of_pandas_3_are_read(store: RunStore) -> None:
-    with pd.option_context("future.infer_string", True):
-        content = pq.read_schema(write(store, {"a": 1}).path)
-    assert content.field("image_id").type == pa.string()
-    assert scores(store) == {"a": 1}
-
-
-def test_bytes_of_an_early_version_are_read(store: RunStore) -> None:
-    path = write(store, {"a": 5}).path
-    table, plain = pq.read_table(path), tensors_of([5])["plain"]
-    small = pa.array([(plain * 255).round().byte().numpy().tobytes()], pa.binary(12))
-    metadata = {"shape": "[3, 2, 2]", "dtype": "uint8", "scale": "1/255"}
-    place = table.column_names.index("plain")
-    table = table.set_column(place, pa.field("plain", pa.binary(12), metadata=metadata), small)
-    renamed(path, lambda to: pq.write_table(table, to))
-    assert same_pictures(store.pictures("c1", "a"), 5)
 
 
 def test_files_of_other_columns_are_read_in_order_compacted_together_and_full_ones_stay(
@@ -159,30 +221,6 @@ def test_cells_come_back_exactly(store: RunStore) -> None:
     assert pq.read_table(file.path)["attack"].to_pylist() == ["april"] * 3
 
 
-@pytest.mark.parametrize("how", ["gone", "flipped"])
-def test_a_lost_list_of_cells_has_a_copy(store: RunStore, how: str) -> None:
-    """Of the last list: an older one, which a killed command left, is of another time."""
-    store.write_cells([{**CELL, "run_id": "older"}])
-    older = {file.path: file.path.read_bytes() for file in stored_files(store.root)}
-    cells = [CELL, {**CELL, "run_id": "no rows"}]
-    store.write_cells(cells)
-    assert store.cell_list().lost == ""
-    path, copy = (file.path for file in stored_files(store.root))
-    for old, content in older.items():
-        old.write_bytes(content)
-    if how == "gone":
-        path.unlink()
-    else:
-        flip(path)
-    assert store.damaged() == ([] if how == "gone" else [path])
-    assert store.read_cells() == cells
-    assert store.cell_list().lost == ("cells.….parquet" if how == "gone" else path.name)
-    flip(copy)
-    if how == "flipped":
-        with pytest.raises(NoRun, match="copy"):
-            store.read_cells()
-
-
 @pytest.mark.parametrize("run_id", ["a/b", None, "no model"])
 def test_a_cell_that_lacks_something_or_whose_name_is_a_path(store: RunStore, run_id: Any) -> None:
     kept = {n: v for n, v in CELL.items() if (n, run_id) != ("model", "no model")}
@@ -195,23 +233,6 @@ def test_a_cell_that_lacks_something_or_whose_name_is_a_path(store: RunStore, ru
 
 
 # damage -------------------------------------------------------------------------------------------
-
-
-def test_what_rots_in_mid_run_is_noticed_by_whoever_reads_it(store: RunStore) -> None:
-    """Without a look at the digests: pages have checksums of their own."""
-    path = write(store, {str(at): at for at in range(40)}).path
-    content, noticed = path.read_bytes(), 0
-    pages = int.from_bytes(content[-8:-4], "little")
-    for at in range(60):
-        own = RunStore(store.root)
-        place = 4 + at * (len(content) - pages - 12) // 60
-        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
-        noticed += 1
-        with contextlib.suppress(UserError):
-            assert scores(own) == {str(n): float(n) for n in range(40)}
-            assert all(same_pictures(own.pictures("c1", str(n)), n) for n in (0, 39))
-            noticed -= 1
-    assert noticed > 40
 
 
 def test_what_cannot_be_read_now_is_not_damaged(
@@ -281,17 +302,6 @@ def test_hostile_values_are_refused_in_one_line(store: RunStore, changes: dict[s
 # places -------------------------------------------------------------------------------------------
 
 
-def test_a_file_or_a_link_to_nowhere_in_place_of_a_folder_is_named(store: RunStore) -> None:
-    write(store, {"a": 1})
-    path = store.root / "rows"
-    shutil.rmtree(path)
-    for spoil in (lambda: path.symlink_to("nowhere"), lambda: path.write_text("no folder")):
-        spoil()
-        with pytest.raises(OSError, match=re.escape(str(path))):
-            write(store, {"a": 1})
-        path.unlink()
-
-
 @pytest.mark.parametrize("lost", [False, True])
 def test_an_old_folder_is_refused_and_the_converter_named(
     tmp_path: Path, lost: bool, capsys: pytest.CaptureFixture[str]
@@ -315,24 +325,6 @@ def old(tmp_path: Path) -> Path:
     return tmp_path / "old"
 
 
-def test_what_stands_in_it(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Values and pictures are compared with a run of now in tests/golden/test_oracle.py."""
-    new = RunStore(tmp_path / "new")
-    assert convert_run.main([str(old), str(new.root)]) == 0
-    assert capsys.readouterr().err == ""
-    cells = json.loads((old / "cells.json").read_text())["cells"]
-    assert new.read_cells() == cells
-    assert new.damaged() == []
-    assert new.stored_cells() == sorted(path.name for path in (old / "rows").iterdir())
-    codes = json.loads((old / "code.json").read_text())
-    for cell in cells:
-        for about in new.about(cell["run_id"]):
-            assert about["cell"] == cell
-            assert about["made_with"]["torch"]
-            assert all(codes[digest] == files for digest, files in about["code"].items())
-    assert (new.root / "experiments" / "old_run.yaml").is_file()
-
-
 @pytest.mark.parametrize("kind", ["rows/*/00000.parquet", "reconstructions/*/*", "images.csv"])
 def test_what_is_damaged_is_left_out_and_named(
     old: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
@@ -347,21 +339,150 @@ def test_what_is_damaged_is_left_out_and_named(
         assert new.pictured(path.parent.name) == []
 
 
-@pytest.mark.parametrize("how", ["no run", "new run", "flipped", "taken", "no format"])
-def test_other_folders_are_refused_in_one_line(
-    old: Path, tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    listed = old / "cells.json"
-    if how == "no run":
-        shutil.rmtree(old)
-    elif how == "new run":
-        listed.unlink()
-    elif how == "flipped":
-        listed.write_bytes(listed.read_bytes().replace(b"grey", b"grex", 1))
-    elif how == "no format":
-        listed.write_text(listed.read_text().replace('"format": 2', '"format": 3'))
-    else:
-        (tmp_path / "new").write_text("taken")
-    assert convert_run.main([str(old), str(tmp_path / "new")]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    assert not (tmp_path / "new").is_dir()
+# whatever happens ---------------------------------------------------------------------------------
+#
+# A model in memory knows which number each image was last written with. Files are written, written
+# again with other images, left half by a kill, flipped, dropped, compacted and set aside. What is
+# in no damaged file must be read as the model has it; what was in one may be older or missing, and
+# the file must be named.
+
+IMAGES = ("a.png", "class_1/b.png", "c:d", "e~1", "nan", "ü\n")
+Key = tuple[str, str]  # a cell and an image
+
+cells = st.sampled_from(["c1", "c2"])
+
+
+class Folder(RuleBasedStateMachine):
+    """A run folder and what should be in it."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.root = Path(tempfile.mkdtemp()) / "run"
+        self.store = RunStore(self.root)
+        self.number = 0
+        self.sure: dict[Key, int] = {}  # what must be read; -1: not done
+        self.open: set[Key] = set()  # what was in a damaged file: anything that was ever written
+        self.ever: dict[Key, set[int]] = {}
+        self.flipped: set[Path] = set()
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.root.parent)
+
+    # what happens -------------------------------------------------------------------------------
+
+    @rule(
+        cell=cells,
+        block=st.integers(0, 2),
+        images=st.sets(st.sampled_from(IMAGES), min_size=1),
+        status=st.sampled_from(["ok", "ok", "failed"]),
+    )
+    def write(self, cell: str, block: int, images: set[str], status: str) -> None:
+        numbers = {image: self.number + at for at, image in enumerate(sorted(images))}
+        self.number += len(images)
+        write(self.store, numbers, block=block, cell=cell, status=status)
+        for image, number in numbers.items():
+            self.sure[cell, image] = number if status == "ok" else -1
+            self.ever.setdefault((cell, image), set()).add(self.sure[cell, image])
+            self.open.discard((cell, image))
+        self._forget_what_is_gone()
+
+    @rule(cell=cells, share=st.floats(0, 1))
+    def killed_while_writing(self, cell: str, share: float) -> None:
+        known = self.store.files(cell)
+        content = known[-1].path.read_bytes() if known else bytes(999)
+        self.store.folder(cell).mkdir(parents=True, exist_ok=True)
+        half = self.store.folder(cell) / f".00000.{len(known) + 1:04d}.parquet.12@here.tmp"
+        half.write_bytes(content[: int(share * len(content))])
+
+    @precondition(lambda self: self._files())
+    @rule(at=st.integers(0, 999), share=st.floats(0, 1), bit=st.integers(0, 7))
+    def flip(self, at: int, share: float, bit: int) -> None:
+        path = self._files()[at % len(self._files())]
+        self._no_longer_sure(path)
+        flip(path, share, bit)
+        self.flipped.add(path)
+
+    @precondition(lambda self: self._files())
+    @rule(at=st.integers(0, 999))
+    def drop(self, at: int) -> None:
+        path = self._files()[at % len(self._files())]
+        self._no_longer_sure(path)
+        path.unlink()
+        self._forget_what_is_gone()
+
+    @rule(cell=cells, fewest=st.sampled_from([1, 3, 50]))
+    def compact(self, cell: str, fewest: int) -> None:
+        damaged = any(path.parent.name == cell for path in self.flipped)
+        try:
+            self.store.compact(cell, fewest)
+        except (ValueError, UserError):
+            assert damaged, "a whole cell could not be compacted"
+            return
+        if not damaged and not any(key[0] == cell for key in self.open):
+            contents = RunStore(self.root).cell(cell).contents
+            inside = [name for content in contents for name in content.ids]
+            assert len(inside) == len({*inside}), "an image stands in two files"
+
+    @rule()
+    def open_again(self) -> None:
+        self.store = RunStore(self.root)
+
+    @rule()
+    def set_aside(self) -> None:
+        self.store.set_aside(self.store.damaged())
+        self.flipped.clear()
+        assert self.store.damaged() == []
+
+    # what must be -------------------------------------------------------------------------------
+
+    @invariant()
+    def damage_is_named(self) -> None:
+        assert {*self.store.damaged()} == self.flipped
+
+    @invariant()
+    def nothing_is_lost_or_wrong(self) -> None:
+        whole = self.store.without(self.flipped) if self.flipped else self.store
+        for cell in ("c1", "c2"):
+            found = scores(whole, cell)
+            wanted = {image: value for (of, image), value in self.sure.items() if of == cell}
+            assert {image: found[image] for image in wanted} == wanted
+            for image in found.keys() - wanted.keys():
+                assert (cell, image) in self.open
+                assert found[image] in self.ever[cell, image]
+            done = {image for image, value in found.items() if value >= 0}
+            assert {*whole.pictured(cell)} == {*whole.finished(cell)} == done
+            for image, value in found.items():
+                assert same_pictures(whole.pictures(cell, image), int(value))
+
+    # the model ----------------------------------------------------------------------------------
+
+    def _files(self) -> list[Path]:
+        """Files of rows that are not damaged yet."""
+        return [
+            file.path
+            for cell in self.store.stored_cells()
+            for file in stored_files(self.store.folder(cell))
+            if file.path not in self.flipped
+        ]
+
+    def _no_longer_sure(self, path: Path) -> None:
+        """The images that count in this file may be older or missing from now on."""
+        cell = path.parent.name
+        rows = self.store.without(self.flipped).cell(cell)
+        at = [file.path for file in rows.files].index(path)
+        for image in (name for name, (place, _) in rows.place.items() if place == at):
+            self.sure.pop((cell, image), None)
+            self.open.add((cell, image))
+
+    def _forget_what_is_gone(self) -> None:
+        """Damaged files that a later one replaced need no mending."""
+        self.flipped = {path for path in self.flipped if path.exists()}
+
+
+TestFolder = Folder.TestCase
+TestFolder.settings = settings(
+    max_examples=12,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
