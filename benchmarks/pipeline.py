@@ -39,10 +39,10 @@ from benchmarks.page import (
     rows_of,
     write_result,
 )
-from benchmarks.scores import fft2d, lpips_network
 from mjp_privacy.data import Preprocessing, open_images, spread_subset
 from mjp_privacy.data.images import EMBEDDED
 from mjp_privacy.interfaces import ClientInput, Pixels
+from mjp_privacy.metrics.pictures import CONVOLUTIONS, backbone
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 from mjp_privacy.report.lines import STAGE
@@ -141,6 +141,25 @@ def attacked(model: LoadedModel, image: Tensor) -> np.ndarray:
     return model.denormalize(found)[0].clamp(0, 1).permute(1, 2, 0).float().numpy()
 
 
+def lpips_network() -> lpips.LPIPS:
+    """The lpips package's network with the convolutions that come with this package, for its own
+    are fetched from the network."""
+    network = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False).eval()
+    network.requires_grad_(False)
+    layers = [m for m in network.net.modules() if isinstance(m, torch.nn.Conv2d)]
+    weights = backbone()
+    for (index, _, _), layer in zip(CONVOLUTIONS, layers, strict=True):
+        layer.weight.copy_(weights[f"features.{index}.weight"])
+        layer.bias.copy_(weights[f"features.{index}.bias"])
+    return network
+
+
+def fft2d(truth: np.ndarray, picture: np.ndarray) -> float:
+    """The cosine distance of two spectra as SciPy 1.9 had it, without conjugation."""
+    u, v = (np.fft.fft2(x).ravel() for x in (truth, picture))
+    return float(min(abs(1 - np.mean(u * v) / np.sqrt(np.mean(u * u) * np.mean(v * v))), 2.0))
+
+
 def paper_scores(truth: np.ndarray, picture: np.ndarray, network: lpips.LPIPS) -> Scores:
     """The five metrics of the paper, each by the library that its scripts take."""
     u, v = (
@@ -153,7 +172,7 @@ def paper_scores(truth: np.ndarray, picture: np.ndarray, network: lpips.LPIPS) -
         "mse": float(mean_squared_error(truth, picture)),
         "psnr": float(peak_signal_noise_ratio(truth, picture, data_range=1)),
         "ssim": float(structural_similarity(truth, picture, channel_axis=2, data_range=1)),
-        "fft2d": fft2d(truth.transpose(2, 0, 1), picture.transpose(2, 0, 1), conjugate=False),
+        "fft2d": fft2d(truth.transpose(2, 0, 1), picture.transpose(2, 0, 1)),
         "lpips": perceptual,
     }
 
