@@ -153,19 +153,9 @@ def test_a_command_without_streams_ends_as_with_them_and_writes_into_no_other_fi
     assert (tmp_path / "kept").read_bytes() == b"kept"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not limit addresses")
-@pytest.mark.parametrize(
-    ("line", "ends", "named"),
-    [
-        ("mkdir a && cd a && rmdir ../a && MJP list", 2, "cd"),
-        ("ulimit -v 1000000; MJP list attacks", 71, "ulimit -v"),
-    ],
-)
-def test_a_deleted_folder_and_too_few_addresses(
-    line: str, ends: int, named: str, tmp_path: Path
-) -> None:
-    code, errors = shell(line.replace("MJP", MJP), tmp_path)
-    assert (code, errors.count("\n"), named in errors) == (ends, 1, True)
+def test_a_deleted_folder_to_stand_in(tmp_path: Path) -> None:
+    code, errors = shell(f"mkdir a && cd a && rmdir ../a && {MJP} list", tmp_path)
+    assert (code, errors.count("\n"), "cd" in errors) == (2, 1, True)
 
 
 # progress -----------------------------------------------------------------------------------------
