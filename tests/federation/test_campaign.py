@@ -40,7 +40,6 @@ from tests.helpers.refusals import refused
 from tests.helpers.report_rows import rows_of
 from tests.helpers.runs import cells, flip, rows
 from tests.helpers.training import LAST_LINE_LOST
-from tests.helpers.trap import planted
 from tests.helpers.uploads import load_uploads
 
 GOOD: list[dict[str, Any]] = [{"name": "grey"}, {"name": "patch_gradient"}]
@@ -129,22 +128,6 @@ def test_other_attacks_go_on_with_the_trained_federation(
     assert [attack["name"] for attack in stored["attacks"]] == ["grey", "patch_gradient"]
     attacked = RunStore(out / "attack").read_cells()
     assert "patch_gradient" in {cell["attack"] for cell in attacked}
-
-
-def test_blocks_that_no_worker_did_are_said(
-    tmp_path: Path,
-    data: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    one_thread: None,
-) -> None:
-    """Workers do not know an attack that only this process has."""
-    workers = ["--attack.engine", "local", "--attack.workers", "1", "--threads", "1"]
-    with planted(tmp_path / "trap", monkeypatch):
-        monkeypatch.delenv("PYTHONPATH")
-        assert command(tmp_path, data, [{"name": "trap"}], *workers) == 3
-    assert "'trap'" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "rounds.png").exists()
 
 
 # what probes record -------------------------------------------------------------------------------

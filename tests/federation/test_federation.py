@@ -334,14 +334,6 @@ def content(folder: Path) -> Mapping[Path, bytes]:
     return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_damaged_final_weights_are_written_again(out: Path) -> None:
-    path = out / "model.safetensors"
-    before = path.read_bytes()
-    path.write_bytes(before[:-100])
-    run(out.parent)
-    assert path.read_bytes() == before
-
-
 def test_a_damaged_config_is_named_and_written_again(out: Path) -> None:
     for content in (b"", b'{"name": "x", "nmae": "y"}'):
         (out / "federation.json").write_bytes(content)
@@ -364,15 +356,6 @@ def test_a_damaged_evaluation_is_named(out: Path) -> None:
                 reads(place)
     path.write_bytes(b"".join(before.splitlines(keepends=True)[1:]))
     assert len(evaluations(out)) == 2  # the others still hold
-
-
-def test_the_last_measurement_is_made_again_where_no_checkpoint_knows_it(out: Path) -> None:
-    """As those of earlier versions do not."""
-    path = out / "metrics.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    with_state(lambda s: s.update(measured=None))(out / "checkpoint.pt")
-    run(out.parent)
-    assert [line.round for line in evaluations(out)] == [0, 2, 4]
 
 
 @pytest.mark.parametrize(
