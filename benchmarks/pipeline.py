@@ -27,8 +27,8 @@ from PIL import Image
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
+from attacks.april import April
 from attacks.breaching import april_one_by_one
-from benchmarks.april import one_by_one
 from benchmarks.page import (
     Row,
     alternate,
@@ -41,7 +41,7 @@ from benchmarks.page import (
 )
 from mjp_privacy.data import Preprocessing, open_images, spread_subset
 from mjp_privacy.data.images import EMBEDDED
-from mjp_privacy.interfaces import ClientInput, Pixels
+from mjp_privacy.interfaces import Pixels
 from mjp_privacy.metrics.pictures import CONVOLUTIONS, backbone
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
@@ -135,7 +135,11 @@ def usual_way(pictures: Path, out: Path, dtype: str) -> Scores:
 
 def attacked(model: LoadedModel, image: Tensor) -> np.ndarray:
     """One image through breaching's user and attacker: (H, W, 3) float32 in [0, 1]."""
-    upload = one_by_one(model, ClientInput(image, torch.tensor([LABEL]), ["0"]))
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    x = model.normalize(image.to(model.cls_token))
+    loss = torch.nn.functional.cross_entropy(model(x), torch.tensor([LABEL], device=x.device))
+    grads = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+    upload = {name: grads[name].unsqueeze(0) for name in April().needs(model)}
     pixels = Pixels(SIZE, model.card.mean, model.card.std)
     found = april_one_by_one(model, upload, pixels, model.cls_token.dtype)
     return model.denormalize(found)[0].clamp(0, 1).permute(1, 2, 0).float().numpy()
