@@ -2,8 +2,8 @@
 
 import socket
 
-from benchmarks import page
-from benchmarks.page import Timing, ratio
+from benchmarks import pipeline as page
+from benchmarks.pipeline import Timing, ratio
 
 
 def test_the_page_holds_the_tables_of_the_results_which_name_no_machine() -> None:
