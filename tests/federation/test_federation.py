@@ -36,7 +36,6 @@ from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models.jigsaw import Grid
 from tests.helpers.federations import MJP, assert_close, config, run, task
 from tests.helpers.uploads import NAME, flip, load_uploads
-from tests.inputs.tensors import with_state
 
 MINUTE, QUICK = "configs/federated/minute.yaml", "configs/federated/quick.yaml"
 Weights = dict[str, torch.Tensor]
@@ -356,24 +355,6 @@ def test_a_damaged_evaluation_is_named(out: Path) -> None:
                 reads(place)
     path.write_bytes(b"".join(before.splitlines(keepends=True)[1:]))
     assert len(evaluations(out)) == 2  # the others still hold
-
-
-@pytest.mark.parametrize(
-    ("named", "change"),
-    [
-        ("measured", lambda s: s.update(measured={"round": 4})),
-        ("5", lambda s: s.update(step=5)),
-        ("first", lambda s: s.update(optimizer={"step": 1, "first": 5, "second": {}})),
-        ("head.bias", lambda s: s["model"].update({"head.bias": torch.zeros(1)})),
-    ],
-)
-def test_a_checkpoint_of_something_else_is_named(out: Path, named: str, change: Damage) -> None:
-    """What all checkpoints are asked: tests/training."""
-    with_state(change)(out / "checkpoint.pt")
-    with pytest.raises(UserError) as caught:
-        run(out.parent)
-    assert "checkpoint.pt" in str(caught.value)
-    assert named in str(caught.value)
 
 
 # uploads ------------------------------------------------------------------------------------------
