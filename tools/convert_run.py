@@ -2,10 +2,10 @@
 
     python -m tools.convert_run OLD OUT
 
-Values, statuses, reasons, pictures, digests of code and of images are equal, and so is the mean of
-each stage's seconds. What changed after it was written, and blocks that were not finished, are left
-out and named: the command that made OLD, given with --out OUT, attacks their images again. OLD is
-only read. Exit code 0: all of it; 3: without what is named; 2: OLD is no such folder, or OUT is not
+Values, statuses, reasons, pictures, digests of code and of images are equal; what each stage took
+is left behind. What changed after it was written, and blocks that were not finished, are left out
+and named: the command that made OLD, given with --out OUT, attacks their images again. OLD is only
+read. Exit code 0: all of it; 3: without what is named; 2: OLD is no such folder, or OUT is not
 empty.
 """
 
@@ -30,12 +30,10 @@ from safetensors import safe_open
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import check_own
-from mjp_privacy.core.read import FileKind, json_lines
 from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.store import RunStore
 
 SEAL = re.compile(rb"mjp-seal:([0-9a-f]{64})")
-TIMINGS = FileKind("the timings of an older run", "Take it out: they are then not known.")
 PICTURES = b"mjp_privacy.pictures"  # what rows say of their blocks' pictures: the digests
 FACTS = ["status", "reason", "code", "group", "label_source"]
 
@@ -75,15 +73,6 @@ class OldRun:
         frame = pd.DataFrame(cells, columns=names).drop_duplicates("image_id", keep="last")
         label = pd.to_numeric(frame["label"], errors="coerce").astype("Int64")
         return frame.assign(label=label).set_index("image_id").drop(columns="label_source")
-
-    @cached_property
-    def seconds(self) -> pd.Series[float]:
-        """Seconds an image, by run_id and stage."""
-        lines, damaged = json_lines(self.root / "timings.jsonl", TIMINGS)
-        self.left_out |= {f"timings.jsonl: {len(damaged)} line(s)": None} if damaged else {}
-        told = pd.DataFrame(lines).reindex(columns=["run_id", "stage", "seconds", "images"])
-        sums = told.groupby(["run_id", "stage"])[["seconds", "images"]].sum()
-        return sums["seconds"] / sums["images"]
 
     def rows(self, run_id: str) -> pd.DataFrame:
         """The long rows of a cell that count, by `block`: of an image in several blocks those of
@@ -144,8 +133,6 @@ class OldRun:
             about["cell"] = cells.get(run_id)
             for block, rows in self.rows(run_id).groupby("block"):
                 wide = self.wide(rows).assign(run_id=run_id)
-                for stage in (of for known, of in self.seconds.index if known == run_id):
-                    wide[f"stage_seconds.{stage}"] = self.seconds[run_id, stage]
                 about["code"] = {of: codes[of] for of in {*wide["code"]} & codes.keys()}
                 ids, tensors = self.pictures(run_id, int(str(block)))
                 kept = [at for at, name in enumerate(ids) if name in {*wide["image_id"]}]
