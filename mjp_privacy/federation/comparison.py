@@ -102,24 +102,19 @@ def defence_text(config: FederationConfig) -> str:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    heads = ["client", "defence", "B", "E", "round", "top-1 [95 %]", "n test"]
-    for scope in SCOPES:
-        heads += [f"PSNR, {scope} [95 %]", f"≥ {THRESHOLD:.0f} dB", "≥ 100 dB"]
-    heads += ["grey", "n", "not reached, 1 upload", "any", "failed"]
-    heads += ["unshuffled, 1 upload", "any"]
+    heads = ["client", "defence", "B", "E", "round", "top-1 [95 %]", "n test", "attacks on"]
+    heads += ["PSNR [95 %]", f"≥ {THRESHOLD:.0f} dB", "≥ 100 dB", "grey", "n"]
+    heads += ["not reached", "failed", "unshuffled"]
     lines = []
-    for _, group in table.groupby(["run", "label", "batch", "steps", "round"], sort=False):
-        scopes = group.set_index("scope")
-        first, both = scopes.iloc[0], [scopes.loc[scope] for scope in SCOPES]
-        cells = [first["label"], first["defence"], first["batch"], first["steps"], first["round"]]
-        cells.append(with_interval(first["top1"], first["top1_low"], first["top1_high"]))
-        cells.append(first["test_images"])
-        for row in both:
-            n, share = int(row["n"]), float(row["success"])
-            cells.append(f"{row['psnr']:.1f} [{row['low']:.1f}, {row['high']:.1f}]")
-            cells += [Share(round(share * n), n).text(), f"{row['from_100']} of {n}"]
-        cells += [f"{first['floor']:.1f}", first["n"], *(row["unreached"] for row in both)]
-        cells += [both[1]["failed"], *(row["unshuffled"] for row in both)]
+    for row in table.to_dict("records"):
+        n, share = int(row["n"]), float(row["success"])
+        cells = [row[name] for name in ("label", "defence", "batch", "steps", "round")]
+        cells += [with_interval(row["top1"], row["top1_low"], row["top1_high"])]
+        cells += [row["test_images"], row["scope"]]
+        cells += [f"{row['psnr']:.1f} [{row['low']:.1f}, {row['high']:.1f}]"]
+        cells += [Share(round(share * n), n).text(), f"{row['from_100']} of {n}"]
+        cells += [f"{row['floor']:.1f}", n]
+        cells += [row[name] for name in ("unreached", "failed", "unshuffled")]
         lines.append([*map(str, cells)])
     return "\n".join(markdown_table(heads, lines)) + "\n\n" + NOTE
 

@@ -242,7 +242,7 @@ def test_compare_writes_table_and_pictures(
     table = pd.read_csv(tmp_path / "comparison.csv")
     last = json.loads((federations[0] / "metrics.jsonl").read_text().splitlines()[-1])
     assert set(table[table.label == "plain"].top1) == {last["val_top1"]}
-    plain, mjp = (line for line in text.splitlines() if line.startswith(("| plain |", "| mjp |")))
+    plain, _, mjp, _ = (x for x in text.splitlines() if x.startswith(("| plain |", "| mjp |")))
     assert f" | {last['val_top1']:.1f} [" in plain
     assert "MJP γ=0.5" in mjp
     assert "| – | 0 |" in mjp
