@@ -309,11 +309,14 @@ def stock_configs() -> Mapping[str, Path]:
 CONFIG = FileKind("a YAML file with fields such as `name:`", "Start from one in configs/.", 1 << 18)
 MOST_NODES = 50_000
 """Fields and values of a file, each counted as often as anchors repeat it."""
+ODD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")
+"""Whole numbers that begin with a zero, and numbers of base 60."""
 
 
 class _Loader(yaml.SafeLoader):
     """Plain values only; `1e-3` is a number, as in YAML 1.2 and elsewhere. ValueError for what
-    a few lines of anchors blow up, and for a field that stands twice."""
+    a few lines of anchors blow up, a field that stands twice, and numbers that mean something else
+    elsewhere."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -337,10 +340,21 @@ class _Loader(yaml.SafeLoader):
         names = set[str]()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in names:
-                line = key.start_mark.line + 1
-                raise ValueError(f"line {line}: {shown(key.value, 60)!r} is given twice")
+                raise _fault(key, "is given twice in one mapping")
             names.add(key.value)
         return node
+
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        """A value, which is no number of another base."""
+        node = super().compose_scalar_node(anchor)
+        is_number = node.style is None and node.tag.endswith((":int", ":float"))
+        if is_number and ODD_NUMBER.fullmatch(node.value):
+            raise _fault(node, "is a number of another base. Write it as 10 or in quotes")
+        return node
+
+
+def _fault(node: yaml.ScalarNode, what: str) -> ValueError:
+    return ValueError(f"line {node.start_mark.line + 1}: {shown(node.value, 60)!r} {what}")
 
 
 _Loader.add_implicit_resolver(

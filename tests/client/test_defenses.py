@@ -23,6 +23,7 @@ from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.interfaces import ClientInput, ClientUpdate, Grads
+from mjp_privacy.uploads.memory import stacked
 from tests.helpers import federations, uploads
 from tests.helpers.models import some_images, some_labels, some_masks, tiny
 from tests.helpers.runs import attack, one_cell, photographs, rows
@@ -240,3 +241,18 @@ def test_a_run_marks_it_and_a_recorded_upload_keeps_the_fact(tmp_path: Path) -> 
     folder = federations.run(tmp_path, client=client) / "uploads"
     assert all(json.loads(path.read_text())["undeclared"] for path in folder.glob("*.json"))
     assert diagnostic(uploads.attacked(folder, **uploads.ONE)[2]) == [1.0]
+
+
+def test_a_header_that_names_defences_and_declares_nothing_is_flagged(tmp_path: Path) -> None:
+    folder, error = federations.run(tmp_path) / "uploads", {"pos_embed": 1e-6}
+    for recipe, noise, rounding, expected in (
+        ([], {}, {}, None),
+        (["int8"], {}, error, [False]),
+        (["dp_sgd 0.5"], {}, {}, [True]),
+        (["dp_sgd 0.5"], error, {}, [False]),
+        (["dp_sgd 0"], {}, {}, [False]),  # clips alone
+    ):
+        fields = {"recipe": {"defenses": recipe} if recipe else {}, "noise": noise}
+        uploads.edit_all(folder, **fields, rounding=rounding)
+        update = stacked(uploads.load_uploads(folder)[:1], NAMES, torch.device("cpu"))
+        assert (None if update.undeclared is None else update.undeclared.tolist()) == expected

@@ -96,9 +96,36 @@ def test_anything_else_is_a_fault_with_its_traceback_in_a_file_of_its_own(
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_path_of_the_command_line_that_does_not_fit_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = f"{tmp_path}/file/report"
+    error = NotADirectoryError(errno.ENOTDIR, "Not a directory", path)
+    (tmp_path / "file").touch()
+    for words in (["--out", path], [f"--out={tmp_path}/file"]):
+        code, line = ended(capsys, error, *words)
+        assert code == 2
+        assert path in line
+    assert ended(capsys, error, "--out", str(tmp_path / "other"))[0] == 70
+
+
 # surroundings ------------------------------------------------------------------------------------
 
 MJP = f"{sys.executable} -m mjp_privacy"
+
+
+PRINTING = """
+import os, subprocess, sys
+from mjp_privacy.__main__ import open_missing_streams
+open_missing_streams()
+child = "import os; os.fstat(0); os.fstat(1); os.fstat(2)"
+subprocess.run([sys.executable, "-c", child], check=True)
+with open("kept", "wb") as file:
+    print("lost", flush=True)
+    os.write(1, b"lost")
+    file.write(b"kept")
+"""
 
 
 def shell(line: str, folder: Path) -> tuple[int, str]:
@@ -106,6 +133,16 @@ def shell(line: str, folder: Path) -> tuple[int, str]:
     command = ["bash", "-c", line]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stderr
+
+
+def test_a_command_without_streams_ends_as_with_them_and_writes_into_no_other_file(
+    tmp_path: Path,
+) -> None:
+    assert shell(f"{MJP} list attacks >&-", tmp_path)[0] == 0
+    assert shell(f"{MJP} list attakcs <&- >&- 2>&-", tmp_path)[0] == 2
+    (tmp_path / "program.py").write_text(PRINTING)
+    assert shell(f"{sys.executable} program.py >&-", tmp_path) == (0, "")
+    assert (tmp_path / "kept").read_bytes() == b"kept"
 
 
 def test_a_deleted_folder_to_stand_in(tmp_path: Path) -> None:
@@ -277,8 +314,26 @@ return 3
 """
 
 
+FORKS = """
+import os, signal, time
+child = os.fork()
+if not child:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    time.sleep(60)
+    os._exit(0)
+print("ready", flush=True)
+time.sleep(0.3)
+os.kill(child, signal.SIGTERM)
+_, status = os.waitpid(child, 0)
+assert os.WTERMSIG(status) == signal.SIGTERM, status
+return 5
+"""
+
+
 def test_signals_that_are_not_for_the_command_change_nothing() -> None:
-    """After its work; Ctrl-C in a shell's background."""
+    """After its work; those of a child that it forked; Ctrl-C in a shell's background."""
     assert stopped(LATE, signal.SIGTERM) == (3, "", "")
+    assert stopped(FORKS) == (5, "", "")
     brief = CLEANS_UP.replace("sleep(60)", "sleep(1)")
     assert stopped(brief + "return 0", signal.SIGINT, ignored=(signal.SIGINT,))[::2] == (0, "")

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -62,6 +63,28 @@ def test_which_temporary_files_are_swept(tmp_path: Path) -> None:
     sweep(tmp_path)
     assert {name: not (tmp_path / name).exists() for name in goes} == goes
     assert folder.is_dir()
+
+
+def test_a_durable_file_is_on_the_disk_before_it_has_its_name_and_read_as_the_umask_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        files, "fsync", lambda path: brought.append((path.name, (tmp_path / "x").exists()))
+    )
+
+    def write(path: Path) -> None:
+        path.unlink()
+        path.touch(0o600)  # as safetensors does
+
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "x", write, durable=True)
+    finally:
+        os.umask(before)
+    [(temporary, early), folder] = brought
+    assert (temporary.startswith(".x."), early, folder) == (True, False, (tmp_path.name, True))
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
 
 
 def test_only_one_command_works_in_a_folder(tmp_path: Path) -> None:

@@ -183,6 +183,8 @@ def test_what_anchors_stand_for_is_counted_not_built(
         ("name: a\nname: b\n", "line 2: 'name'"),
         ("[1, 2]\n", "list"),
         ("", "empty"),
+        ("a: 1:30.5\n", "'1:30.5'"),
+        ("b: &n [010]\na: *n\n", "line 1: '010'"),
     ],
 )
 def test_what_is_no_config(tmp_path: Path, content: str | bytes, named: str) -> None:
@@ -193,9 +195,9 @@ def test_what_is_no_config(tmp_path: Path, content: str | bytes, named: str) -> 
 def test_numbers_are_written_as_everywhere_else_and_a_config_may_repeat_itself() -> None:
     for text in ("1e-3", "0.001", "1.E-3", "+.1e-2", "10e-4"):
         assert yaml_value(f"lr: {text}", "x") == {"lr": 0.001}
-    text = "[10, -3, 0x1F, 1_000, '010', 08x, 2020-01-01x, 1e, e3, 1-e3]"
-    expected = [10, -3, 31, 1000, "010", "08x", "2020-01-01x", "1e", "e3", "1-e3"]
-    assert yaml_value(text, "here") == expected
+    text = "[10, -3, 007.5, 0x1F, 1_000, '010', \"1:30\", 08x, 12:30:a, 2020-01-01x, 1e, e3, 1-e3]"
+    expected = [10, -3, 7.5, 31, 1000, "010", "1:30", "08x", "12:30:a", "2020-01-01x"]
+    assert yaml_value(text, "here") == [*expected, "1e", "e3", "1-e3"]
     assert yaml_value("", "--values") is None
     with pytest.raises(UserError, match="--values"):
         yaml_value("[1,", "--values")

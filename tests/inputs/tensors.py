@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 
 Header = dict[str, Any]
 
@@ -32,6 +35,21 @@ def with_header(change: Callable[[Header], Any]) -> Callable[[Path], None]:
         change(header)
         path.unlink()
         path.write_bytes(file_of(header, data))
+
+    return damage
+
+
+def with_tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """The file holds other tensors; its metadata stay."""
+
+    def damage(path: Path) -> None:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            metadata = file.metadata()
+        change(tensors)
+        content = save({n: t.contiguous() for n, t in tensors.items()}, metadata)
+        path.unlink()
+        path.write_bytes(content)
 
     return damage
 
@@ -77,3 +95,43 @@ HEADER_CHANGES: Mapping[str, Callable[[Header], Any]] = {
     "10^5 empty tensors": lambda h: h.update({f"e{k}": EMPTY for k in range(100_000)}),
     "a header without tensors": lambda h: h.clear(),
 }
+
+DTYPES = ("float16", "bfloat16", "float64", "int8", "int64", "bool", "complex64", "float8_e4m3fn")
+SHAPES: Mapping[str, Callable[[Any], Any]] = {
+    "NaN": lambda t: t.float() * float("nan"),
+    "infinite": lambda t: t.float() + float("inf"),
+    "1e38": lambda t: (t.float() * 0 + 1e38).to(t.dtype),
+    "scalar": lambda t: t.reshape(-1)[0].clone(),
+    "no rows": lambda t: t[:0].clone(),
+    "twice": lambda t: t.repeat(2, *[1] * (t.ndim - 1)) if t.ndim else t.repeat(2),
+    "transposed": lambda t: t.transpose(0, -1) if t.ndim else t,
+    "leading axis": lambda t: t.unsqueeze(0),
+    "last axis empty": lambda t: t[..., :0].clone(),
+    "ten axes": lambda t: t.reshape(*[1] * 8, *t.shape),
+}
+STRANGERS = (
+    "stranger.weight",
+    "blocks.foo.weight",
+    "blocks.1000000000.norm1.weight",
+    "",
+    "a\x1b[2J",
+)
+
+
+def tensor_changes(*names: str) -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """Changes of tensors that any reader may meet; those of one tensor hit each of `names`."""
+    for dtype in DTYPES:
+        yield partial(of_type, dtype=getattr(torch, dtype))
+    for name in names:
+        yield lambda held, name=name: held.pop(name, None)
+        for change in SHAPES.values():
+            yield lambda held, name=name, change=change: held.update({name: change(held[name])})
+    for name in STRANGERS:
+        yield lambda held, name=name: held.update({name: torch.zeros(2)})
+    yield lambda held: held.clear()
+    yield lambda held: held.update({name: 0 * tensor for name, tensor in held.items()})
+
+
+def of_type(tensors: dict[str, Any], dtype: torch.dtype) -> None:
+    """Every tensor has this type."""
+    tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()})

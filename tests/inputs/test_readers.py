@@ -40,6 +40,7 @@ from mjp_privacy.uploads.folder import examine
 from mjp_privacy.uploads.record import Upload
 from tests.inputs import base as good
 from tests.inputs.base import CONTROL
+from tests.inputs.tensors import tensor_changes, with_tensors
 
 KIND = FileKind("a file", "Make it again.", 1 << 20)
 
@@ -253,3 +254,20 @@ def test_every_reader_meets_changed_bytes(work: Path, reader: str, changes: Any)
         reader, work, lambda place: place.write_bytes(changed(place.read_bytes(), changes))
     )
     assert changes or refused == (reader == "training state")  # another config's
+
+
+OF_TENSORS = {
+    "tensors of an upload": ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight"),
+    "truth": ("images", "mask", "permutation"),
+    "weights": ("patch_embed.proj.weight", "pos_embed", "cls_token"),
+    "checkpoint": ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight"),
+    "checkpoint of the authors": ("pos_embed.weight",),
+    "prior": ("mean", "frequencies", "spectrum", "patch_mean", "patch_covariance"),
+}
+
+
+@pytest.mark.parametrize("reader", OF_TENSORS)
+def test_every_reader_of_tensors_meets_other_shapes_and_types(work: Path, reader: str) -> None:
+    """Headers that lie are tried once, of the reader that all have (tests/models)."""
+    changes = tensor_changes(*OF_TENSORS[reader])
+    assert sum(met(reader, work, with_tensors(change)) for change in changes) > 10
