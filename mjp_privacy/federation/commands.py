@@ -14,10 +14,12 @@ from typing import Annotated, Literal
 import tyro
 
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, check_idle, print_json
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, working_in
 from mjp_privacy.core.machine import use_threads
-from mjp_privacy.core.read import STOCK, stock_configs
+from mjp_privacy.core.read import STOCK, is_there, stock_configs
 from mjp_privacy.core.registry import Entry, unknown_name
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.images import keep_apart
 from mjp_privacy.experiment.engines.options import AUTO, EngineConfig, engine_config
 
@@ -99,11 +101,17 @@ def federate(argv: list[str], usage: Usage) -> int:
         check_idle(arguments, of_attacks, f"{arguments.config} has no attacks")
     config = replace(config, attacks=with_seconds(config.attacks, arguments.attack_seconds))
     out, device = arguments.out, arguments.device
+    attacked = out / ATTACK
     # what would stop the attacks after hours of training; they are no part of what is trained, and
     # after a correction the same folder goes on
     keep_apart(out, {"--data": arguments.data, "--val": arguments.val})
     check_attacks(config.attacks, str(arguments.config))
     check_command(output_folder(out), "federate")
+    if is_there(attacked) and not attacked.is_dir():
+        raise UserError(
+            f"{shown(attacked)}: expected a folder for the attacks, or nothing; got a file. "
+            "Give another --out, or move it away."
+        )
     use_threads(arguments.threads)
     if arguments.threads is not None:  # Flower's processes, too
         os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
@@ -117,7 +125,7 @@ def federate(argv: list[str], usage: Usage) -> int:
             return DONE
         experiment = Experiment(config.name, attacks=config.attacks, seed=config.seed)
         summary = attack_uploads(
-            experiment, out / UPLOADS, out / ATTACK, device=device, stale=stale, engine=by
+            experiment, out / UPLOADS, attacked, device=device, stale=stale, engine=by
         )
         if summary.not_done:
             print("Not attacked, and nothing drawn; the same command goes on:", file=sys.stderr)
@@ -126,7 +134,7 @@ def federate(argv: list[str], usage: Usage) -> int:
         from mjp_privacy.federation.comparison import draw_rounds, leakage_table
 
         print(draw_rounds([out], leakage_table([out]), out))
-        print(f"Next: mjp report {out / ATTACK}")
+        print(f"Next: mjp report {attacked}")
         return DONE if summary.exit_code == 0 else SOME_FAILED
 
 

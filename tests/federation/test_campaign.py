@@ -69,6 +69,7 @@ def command(root: Path, data: Path, attacks: list[dict[str, Any]], *words: str) 
         (GOOD[0], ["--attack.engine", "local", "--attack.partition", "gpu"], "partition"),
         (GOOD[0], ["--out", "data/out"], "--data"),
         (GOOD[0], ["--out", "file"], "--out"),
+        (GOOD[0], ["--out", "other"], "attack"),
         (GOOD[0], ["--out", "attacked"], "attacked"),
         (GOOD[0], ["--out", "trained"], "trained"),
     ],
@@ -84,9 +85,9 @@ def test_what_cannot_be_done_is_refused_before_any_image_is_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tasks.Task, "__init__", lambda *_, **__: pytest.fail("it began"))
-    for folder in ("attacked", "trained"):
+    for folder in ("other", "attacked", "trained"):
         Path(folder).mkdir()
-    for file in ("file", "attacked/experiment.yaml"):
+    for file in ("file", "other/attack", "attacked/experiment.yaml"):
         Path(file).write_text("mine")
     Path("trained/metrics.jsonl").write_text('{"step": 1, "epoch": 0.5}\n')
     assert command(tmp_path, data, [attack], *words) == 2
