@@ -2,10 +2,8 @@
 
 import socket
 
-import pytest
-
-from benchmarks import growth, page
-from benchmarks.page import Timing, ratio
+from benchmarks import pipeline as page
+from benchmarks.pipeline import Timing, ratio
 
 
 def test_the_page_holds_the_tables_of_the_results_which_name_no_machine() -> None:
@@ -18,9 +16,6 @@ def test_the_page_holds_the_tables_of_the_results_which_name_no_machine() -> Non
         assert socket.gethostname() not in file.read_text(encoding="utf-8")
 
 
-def test_an_exponent_is_that_of_the_power_and_a_ratio_the_median_of_the_repeats() -> None:
-    assert growth.exponent((1, 2, 4, 8), (3, 12, 48, 192)) == pytest.approx((2, 0), abs=1e-9)
-    noisy, spread = growth.exponent((1, 2, 4, 8), (3, 13, 45, 200))
-    assert abs(noisy - 2) < 3 * spread
+def test_a_ratio_is_the_median_of_the_repeats() -> None:
     slow, fast = Timing([4.0, 9.0, 8.0], []), Timing([1.0, 3.0, 1.0], [])
     assert ratio(slow, fast) == {"median": 4.0, "min": 3.0, "max": 8.0}

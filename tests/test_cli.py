@@ -4,6 +4,7 @@ nothing else, with the fields of docs/json.md."""
 import json
 import math
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,111 +22,90 @@ from tests.helpers.federations import run
 from tests.helpers.runs import cell, one_cell, photographs
 from tests.inputs.base import called
 
-
-class Workplace:
-    """A folder with a config and images; commands in it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.run, self.config = root, root / "run", root / "one.yaml"
-        self.images = photographs(root / "images", 3)
-        self.configured()
-
-    def configured(self, **changes: Any) -> None:
-        self.config.write_text(yaml.safe_dump(one_cell(**changes)))
-
-    def attack(self, *more: object, **replaced: object) -> tuple[int, str]:
-        """Exit code and what was printed; a keyword replaces an argument, None leaves it out."""
-        given = {"config": self.config, "images": self.images, "out": self.run, "device": "cpu"}
-        given |= replaced
-        options = [f"--{name}={value}" for name, value in given.items() if value is not None]
-        return self.command("attack", given["config"], *options[1:], *more)
-
-    def command(self, *argv: object) -> tuple[int, str]:
-        """`mjp` with these arguments: exit code and what was printed."""
-        outcome = called([str(argument) for argument in argv], self.root)
-        assert "Traceback" not in outcome.said
-        return outcome.code, outcome.said
+Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Workplace:
-    return Workplace(tmp_path)
+def mjp(tmp_path: Path) -> Command:
+    """`mjp` with these arguments, in a folder with a config and images: exit code and what was
+    printed."""
+    photographs(tmp_path / "images", 3)
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(one_cell(seed=41, images="images")))
+
+    def command(*argv: object) -> tuple[int, str]:
+        outcome = called([str(argument) for argument in argv], tmp_path)
+        assert "Traceback" not in outcome.said
+        return outcome.code, outcome.said
+
+    return command
 
 
-# done, failed, wrong ------------------------------------------------------------------------------
+# runs and the config's values ---------------------------------------------------------------------
 
 
-def test_a_run_and_its_report(place: Workplace) -> None:
-    code, said = place.attack()
+def test_a_run_and_its_report(mjp: Command, tmp_path: Path) -> None:
+    code, said = mjp("attack", "one.yaml", "--out", "run", "--device", "cpu")
     assert code == 0
-    assert f"3 images in 1 cell: {place.run}" in said
-    assert f"Next: mjp report {place.run}" in said
+    assert "3 images in 1 cell: run" in said
+    assert "Next: mjp report run" in said
     answer = said.split("\n\n")[1].splitlines()
-    code, said = place.command("report", place.run, "--out", place.run / "report")
+    code, said = mjp("report", "run", "--out", "run/report")
     assert code == 0
     assert said.splitlines()[: len(answer) - 1] == answer[:-1]  # which the attack ended with
     assert len(answer) <= 10
     for name in ("index.html", "table.md", "table.csv", "table.tex", "samples.csv"):
-        assert (place.run / "report" / name).is_file()
+        assert (tmp_path / "run" / "report" / name).is_file()
 
 
-# the config's values as defaults ----------------------------------------------------------------
-
-
-def test_help_shows_the_configs_values_as_defaults(place: Workplace) -> None:
-    place.configured(seed=41, dtypes=["float64"], images="my/pictures", client={"dal": True})
-    code, said = place.command("attack", place.config, "--help")
+def test_help_shows_the_configs_values_as_defaults_and_overrides_replace_them(
+    mjp: Command, tmp_path: Path
+) -> None:
+    code, said = mjp("attack", "one.yaml", "--help")
     assert code == 0
     said = " ".join(said.replace("│", " ").split())
-    for default in ("41", "3", "float64", "my/pictures"):
+    for default in ("41", "3", "images"):
         assert f"default: {default}" in said
     assert "--client.dal, --client.no-dal" in said
     assert "{None}" not in said  # as a value that one could give
     for flag in ("--images", "--out", "--weights", "--labels", "--limit", "--gamma", "--device"):
         assert flag in said
-
-
-def test_overrides_replace_the_configs_values(place: Workplace) -> None:
-    words = ("--client.dal", "--seed", 7, "--dtypes", "float64", "--block", 2)
-    code, _ = place.attack(*words, out="~/run")
-    assert code == 0
-    entry = cell(place.run)
+    words = ("--client.dal", "--seed", 7, "--dtypes", "float64", "--block", 2, "--device", "cpu")
+    assert mjp("attack", "one.yaml", "--out=~/run", *words)[0] == 0
+    entry = cell(tmp_path / "run")
     assert (entry["seed"], entry["dtype"]) == (7, "float64")
-    written = yaml.safe_load((place.run / "experiment.yaml").read_text())["experiment"]
+    written = yaml.safe_load((tmp_path / "run" / "experiment.yaml").read_text())["experiment"]
     assert (written["block"], written["client"]["dal"]) == (2, True)
-    assert len(list(place.run.glob("rows/*/*.parquet"))) == 2
 
 
 # one command --------------------------------------------------------------------------------------
 
 
 def test_the_overview_fits_a_screen_names_every_command_and_answers_misspelt_ones(
-    place: Workplace,
+    mjp: Command,
 ) -> None:
-    code, said = place.command("--help")
+    code, said = mjp("--help")
     assert code == 0
     lines = said.splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80 + 20  # the longest example may wrap
     assert all(f"  {name} " in said for name in COMMANDS)
-    code, said = place.command("atack")
+    code, said = mjp("atack")
     assert (code, "attack?" in said) == (2, True)
-    code, said = place.command()
-    assert (code, said.strip()) == (2, overview())
-    assert place.command("--version") == (0, f"mjp-privacy {__version__}\n")
+    assert mjp() == (2, overview() + "\n")
+    assert mjp("--version") == (0, f"mjp-privacy {__version__}\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_commands_help_opens_with_its_example(place: Workplace, name: str) -> None:
-    code, said = place.command(name, "--help")
+def test_each_commands_help_opens_with_its_example(mjp: Command, name: str) -> None:
+    code, said = mjp(name, "--help")
     assert code == 0
     opening = " ".join(said.split("╭")[0].split())
     assert opening.startswith(f"usage: mjp {name} ")
     assert f"Example: mjp {COMMANDS[name].example}" in opening
 
 
-def test_the_tab_key_completes_commands_options_and_stock_configs(place: Workplace) -> None:
-    code, script = place.command("completion", "bash")
+def test_the_tab_key_completes_commands_options_and_stock_configs(mjp: Command) -> None:
+    code, script = mjp("completion", "bash")
     assert code == 0
     for line, wanted in {
         "mjp fed": "federate",
@@ -135,14 +115,12 @@ def test_the_tab_key_completes_commands_options_and_stock_configs(place: Workpla
     }.items():
         words = line.split()
         ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _mjp; echo ${{COMPREPLY[@]}}"
-        said = subprocess.run(
-            ["bash", "-c", script + ask], cwd=place.root, capture_output=True, text=True
-        )
+        said = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True)
         assert said.stdout.split() == wanted.split(), said.stderr
 
 
-def test_every_name_is_listed_with_a_line(place: Workplace) -> None:
-    code, said = place.command("list", "--json")
+def test_every_name_is_listed_with_a_line(mjp: Command) -> None:
+    code, said = mjp("list", "--json")
     assert code == 0
     listed = json.loads(said)
     assert listed.pop("schema") == "mjp-privacy/list/1"
@@ -151,9 +129,7 @@ def test_every_name_is_listed_with_a_line(place: Workplace) -> None:
     assert set(listed["attacks"]) == {*ATTACKS, *CONTROLS}
     assert len(set(listed["defenses"].values())) == len(listed["defenses"])  # each its own line
     assert "configs/demo.yaml" in listed["configs"]
-    code, said = place.command("list", "engines")
-    assert (code, said.splitlines()[0]) == (0, "engines")
-    code, said = place.command("list", "atacks")
+    code, said = mjp("list", "atacks")
     assert (code, "attacks" in said) == (2, True)
 
 

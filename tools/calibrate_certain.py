@@ -62,19 +62,18 @@ class Client:
         grads = torch.autograd.grad(value, parameters, allow_unused=True)
         return {n: g for n, g in zip(names, grads, strict=True) if g is not None}
 
-    def normalised(self, mean: Any, std: Any) -> Tensor:
-        """What it feeds with another normalisation than the model's."""
-        columns = (torch.tensor(v).expand(3).view(3, 1, 1) for v in (mean, std))
-        mean, std = columns
-        return (self.fed - mean) / std
+    def normalised(self, mean: Any, std: Any) -> Sent:
+        """Its gradient with another normalisation than the model's."""
+        mean, std = (torch.tensor(v).expand(3).view(3, 1, 1) for v in (mean, std))
+        return self.gradient((self.fed - mean) / std)
 
     def noisy(self, share: float) -> Sent:
         """Its gradient with noise of so many times each tensor's root mean square."""
-        sent = self.gradient()
-        return {
-            n: g + share * g.square().mean().sqrt() * torch.randn(g.shape, generator=self.generator)
-            for n, g in sent.items()
-        }
+
+        def noise(g: Tensor) -> Tensor:
+            return share * g.square().mean().sqrt() * torch.randn(g.shape, generator=self.generator)
+
+        return each(self.gradient(), lambda g: g + noise(g))
 
     def with_dropout(self, share: float) -> Sent:
         """Its gradient with dropout in front of every linear layer of the blocks."""
@@ -111,26 +110,60 @@ class Client:
         self.fed = shuffle_patches(self.fed, order[None], self.model.patch_size)
         return self.gradient()
 
-    def batch(self, mixed: float | None = None) -> Sent:
-        """The gradient of two pictures, or of a mixture of them."""
-        if mixed is not None:
-            self.fed = mixed * self.fed + (1 - mixed) * self.other[None]
-            own, other = self.gradient(), self.gradient(labels=(5,))
-            return {n: mixed * g + (1 - mixed) * other[n] for n, g in own.items()}
+    def mixed(self, share: float) -> Sent:
+        """The gradient of a mixture of two pictures."""
+        self.fed = share * self.fed + (1 - share) * self.other[None]
+        own, other = self.gradient(), self.gradient(labels=(5,))
+        return {n: share * g + (1 - share) * other[n] for n, g in own.items()}
+
+    def batch(self) -> Sent:
+        """The gradient of two pictures."""
         self.fed = torch.stack((self.picture, self.other))
         return self.gradient(labels=(3, 5))
 
+    def summed(self, others: int) -> Sent:
+        """The sum of the gradients of several steps, as of accumulation over other photographs."""
+        sent, fed = self.gradient(), self.fed
+        self.fed = self.other[None]
+        for _ in range(others):
+            sent = {n: g + sent[n] for n, g in self.gradient(labels=(5,)).items()}
+        self.fed = fed
+        return sent
 
-def kept(sent: Sent, share: float) -> Sent:
-    """The largest entries of each tensor; the others are zero."""
-    return {
-        n: torch.where(g.abs() >= g.abs().flatten().quantile(1 - share), g, 0.0)
-        for n, g in ((n, g) for n, g in sent.items() if g.numel() < 2**24)
-    }
+    def frozen(self, *starts: str) -> Sent:
+        """Its gradient without those of some parameters."""
+        return {n: g for n, g in self.gradient().items() if not n.startswith(starts)}
+
+    def between_levels(self, contrast: float = 1.0) -> Sent:
+        """Its gradient on pixels that were not rounded: the means of four, or another contrast."""
+        if contrast == 1:
+            padded = nn.functional.pad(self.fed, (0, 1, 0, 1), mode="replicate")
+            self.fed = nn.functional.avg_pool2d(padded, 2, stride=1)
+        self.fed = 0.5 + contrast * (self.fed - 0.5)
+        return self.gradient()
+
+    def under_autocast(self) -> Sent:
+        """Its gradient in half precision."""
+        with torch.autocast("cpu", torch.bfloat16):
+            return each(self.gradient(), torch.Tensor.float)
+
+    def of_other_weights(self) -> Sent:
+        """Its gradient at weights that are not quite those that the server gave."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter += 1e-3 * torch.randn(parameter.shape, generator=self.generator)
+        return self.gradient()
+
+
+# what is done to a gradient before it is sent
+
+
+def each(sent: Sent, altered: Callable[[Tensor], Tensor]) -> Sent:
+    return {name: altered(gradient) for name, gradient in sent.items()}
 
 
 def scaled(sent: Sent, factor: float) -> Sent:
-    return {n: factor * g for n, g in sent.items()}
+    return each(sent, lambda g: factor * g)
 
 
 def clipped(sent: Sent, norm: float) -> Sent:
@@ -139,55 +172,23 @@ def clipped(sent: Sent, norm: float) -> Sent:
 
 
 def clipped_apart(sent: Sent) -> Sent:
-    return {n: scaled({n: g}, min(1.0, 1e-3 / float(g.norm())))[n] for n, g in sent.items()}
+    return each(sent, lambda g: min(1.0, 1e-3 / float(g.norm())) * g)
 
 
 def positions_scaled(sent: Sent, factor: float) -> Sent:
-    return {n: factor * g if n == "pos_embed" else g for n, g in sent.items()}
+    return sent | {"pos_embed": factor * sent["pos_embed"]}
 
 
-def int8(sent: Sent) -> Sent:
-    steps = {n: g.abs().max() / 127 for n, g in sent.items()}
-    return {n: (g / steps[n]).round() * steps[n] for n, g in sent.items()}
+def kept(sent: Sent, share: float) -> Sent:
+    """The largest entries of each tensor; the others are zero."""
+    small = {n: g for n, g in sent.items() if g.numel() < 2**24}
+    least = {n: g.abs().flatten().quantile(1 - share) for n, g in small.items()}
+    return {n: torch.where(g.abs() >= least[n], g, 0.0) for n, g in small.items()}
 
 
-def half(sent: Sent, dtype: torch.dtype) -> Sent:
-    return {n: g.to(dtype).float() for n, g in sent.items()}
-
-
-def under_autocast(client: Client) -> Sent:
-    with torch.autocast("cpu", torch.bfloat16):
-        return {n: g.float() for n, g in client.gradient().items()}
-
-
-def of_other_weights(client: Client) -> Sent:
-    with torch.no_grad():
-        for parameter in client.model.parameters():
-            parameter += 1e-3 * torch.randn(parameter.shape, generator=client.generator)
-    return client.gradient()
-
-
-def frozen(client: Client, *starts: str) -> Sent:
-    return {n: g for n, g in client.gradient().items() if not n.startswith(starts)}
-
-
-def between_levels(client: Client, *, contrast: float = 1.0) -> Sent:
-    """Pixels that were not rounded: the means of four, or with another contrast."""
-    if contrast == 1:
-        padded = nn.functional.pad(client.fed, (0, 1, 0, 1), mode="replicate")
-        client.fed = nn.functional.avg_pool2d(padded, 2, stride=1)
-    client.fed = 0.5 + contrast * (client.fed - 0.5)
-    return client.gradient()
-
-
-def summed(client: Client, others: int) -> Sent:
-    """The sum of the gradients of several steps, as of accumulation over other photographs."""
-    sent = client.gradient()
-    client.fed = client.other[None]
-    for _ in range(others):
-        sent = {n: g + sent[n] for n, g in client.gradient(labels=(5,)).items()}
-    client.fed = client.picture[None]
-    return sent
+def int8(gradient: Tensor) -> Tensor:
+    step = gradient.abs().max() / 127
+    return (gradient / step).round() * step
 
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -200,31 +201,31 @@ CLIENTS: dict[str, tuple[Step, dict[str, Any]]] = {
     "each tensor clipped": (lambda c: clipped_apart(c.gradient()), {}),
     "positions' gradient halved": (lambda c: positions_scaled(c.gradient(), 1 / 2), {}),
     "positions' gradient a third": (lambda c: positions_scaled(c.gradient(), 1 / 3), {}),
-    "each clipped, unrounded": (lambda c: clipped_apart(between_levels(c)), {}),
+    "each clipped, unrounded": (lambda c: clipped_apart(c.between_levels()), {}),
     "loss scale 65,536 not undone": (lambda c: scaled(c.gradient(), 65536.0), {}),
     "sign turned": (lambda c: scaled(c.gradient(), -1.0), {}),
     "label smoothing .1": (lambda c: c.gradient(label_smoothing=0.1), {}),
     "label smoothing .5": (lambda c: c.gradient(label_smoothing=0.5), {}),
     "another label given": (Client.gradient, {"labels": [4]}),
-    "mixup .7": (lambda c: c.batch(0.7), {}),
+    "mixup .7": (lambda c: c.mixed(0.7), {}),
     "dropout .1": (lambda c: c.with_dropout(0.1), {}),
     "dropout .5": (lambda c: c.with_dropout(0.5), {}),
-    "means of four pixels, not rounded": (between_levels, {}),
-    "contrast .9, not rounded": (lambda c: between_levels(c, contrast=0.9), {}),
+    "means of four pixels, not rounded": (Client.between_levels, {}),
+    "contrast .9, not rounded": (lambda c: c.between_levels(0.9), {}),
     **{
         f"noise {s:f}".rstrip("0") + " of rms, not told": (lambda c, s=s: c.noisy(s), {})
         for s in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
     },
-    "sent as float16": (lambda c: half(c.gradient(), torch.float16), {}),
-    "sent as bfloat16": (lambda c: half(c.gradient(), torch.bfloat16), {}),
-    "bf16 autocast": (under_autocast, {}),
-    "int8, not told": (lambda c: int8(c.gradient()), {}),
-    "int8, by defenses=": (lambda c: int8(c.gradient()), {"defenses": ["int8"]}),
+    "sent as float16": (lambda c: each(c.gradient(), lambda g: g.half().float()), {}),
+    "sent as bfloat16": (lambda c: each(c.gradient(), lambda g: g.bfloat16().float()), {}),
+    "bf16 autocast": (Client.under_autocast, {}),
+    "int8, not told": (lambda c: each(c.gradient(), int8), {}),
+    "int8, by defenses=": (lambda c: each(c.gradient(), int8), {"defenses": ["int8"]}),
     "largest half of entries, not told": (lambda c: kept(c.gradient(), 0.5), {}),
     "largest 99 %, not told": (lambda c: kept(c.gradient(), 0.99), {}),
-    "weights .001 off": (of_other_weights, {}),
-    "table frozen": (lambda c: frozen(c, "pos_embed"), {}),
-    "classifier withheld": (lambda c: frozen(c, "head"), {}),
+    "weights .001 off": (Client.of_other_weights, {}),
+    "table frozen": (lambda c: c.frozen("pos_embed"), {}),
+    "classifier withheld": (lambda c: c.frozen("head"), {}),
     "SGD, one step": (lambda c: c.trained("sgd", 1), DIFFERENCE),
     "SGD, four steps told as one": (lambda c: c.trained("sgd", 4), DIFFERENCE),
     "SGD, four steps": (lambda c: c.trained("sgd", 4), {**DIFFERENCE, "steps": 4}),
@@ -234,14 +235,14 @@ CLIENTS: dict[str, tuple[Step, dict[str, Any]]] = {
     ),
     "AdamW told as SGD": (lambda c: c.trained("adamw", 1), {**DIFFERENCE, "lr": 1e-3}),
     "two pictures told as one": (Client.batch, {}),
-    "sum of two steps told as one": (lambda c: summed(c, 1), {}),
-    "sum of four steps told as one": (lambda c: summed(c, 3), {}),
+    "sum of two steps told as one": (lambda c: c.summed(1), {}),
+    "sum of four steps told as one": (lambda c: c.summed(3), {}),
     "a quarter shuffled, none masked": (lambda c: c.shuffled(0.25), {}),
     "all shuffled, none masked": (lambda c: c.shuffled(1.0), {}),
     "fed [0, 1]": (lambda c: c.gradient(c.fed), {}),
     "fed [0, 255]": (lambda c: c.gradient(255 * c.fed), {}),
-    "ImageNet's normalisation": (lambda c: c.gradient(c.normalised(*IMAGENET)), {}),
-    "half of the normalisation": (lambda c: c.gradient(c.normalised(0.5, 1.0)), {}),
+    "ImageNet's normalisation": (lambda c: c.normalised(*IMAGENET), {}),
+    "half of the normalisation": (lambda c: c.normalised(0.5, 1.0), {}),
     "channels in the other order": (lambda c: c.gradient(c.model.normalize(c.fed).flip(1)), {}),
 }
 """By name: the step, and what the attacker is told of it beside the model."""

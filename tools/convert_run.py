@@ -1,11 +1,12 @@
 """Makes a run folder of this version of one that a version with reconstructions/ wrote.
 
-    python -m tools.convert_run OLD OUT      or, with this file alone: python convert_run.py OLD OUT
+    python -m tools.convert_run OLD OUT
 
-Values, statuses, reasons, pictures, digests of code and of images are equal, and so is the mean of
-each stage's seconds. What changed after it was written is left out and named: the command that made
-OLD, given with --out OUT, attacks its images again. OLD is only read. Exit code 0: all of it; 3:
-without what is damaged; 2: OLD is no such folder, or OUT is not empty.
+Values, statuses, reasons, pictures, digests of code and of images are equal; what each stage took
+is left behind. What changed after it was written, and blocks that were not finished, are left out
+and named: the command that made OLD, given with --out OUT, attacks their images again. OLD is only
+read. Exit code 0: all of it; 3: without what is named; 2: OLD is no such folder, or OUT is not
+empty.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
-import io
 import json
 import re
 import shutil
@@ -29,12 +29,11 @@ from pyarrow.parquet import ParquetFile
 from safetensors import safe_open
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import check_own
 from mjp_privacy.experiment.block_file import by_image
-from mjp_privacy.experiment.store import NOT_DONE, RunStore
+from mjp_privacy.experiment.store import RunStore
 
 SEAL = re.compile(rb"mjp-seal:([0-9a-f]{64})")
-IMAGES, TIMINGS = (b",", b"", b""), (b', "check": "', b'"}', b"}")
-"""What stands before and after the checksum of a line, and in its place where there is none."""
 PICTURES = b"mjp_privacy.pictures"  # what rows say of their blocks' pictures: the digests
 FACTS = ["status", "reason", "code", "group", "label_source"]
 
@@ -44,7 +43,7 @@ class OldRun:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.damaged: dict[str, None] = {}  # what is left out: files, or lines of them, in order
+        self.left_out: dict[str, None] = {}  # files, or lines of them, in order
         try:
             content = json.loads((root / "cells.json").read_bytes())
             written_in, self.cells = content.get("format"), [dict(c) for c in content["cells"]]
@@ -55,84 +54,56 @@ class OldRun:
 
     def whole(self, path: Path) -> bool:
         """Whether a file is there as it was written; if it is not, it is named."""
-        if not path.exists():
+        if path.exists() and (not path.is_file() or len({*seal_of(path)}) == 2):
+            self.left_out[path.relative_to(self.root).as_posix()] = None
             return False
-        place = path.relative_to(self.root).as_posix()
-        digest, written = seal_of(path) if path.is_file() else ("", None)
-        self.damaged |= {} if digest == written else {place: None}
-        return digest == written
-
-    def lines(self, name: str, frame: tuple[bytes, bytes, bytes], first: int = 0) -> list[str]:
-        """The lines of a file from the `first` on whose checksums fit, without these."""
-        path, (before, after, end) = self.root / name, frame
-        pieces = path.read_bytes().split(b"\n")[first:-1] if path.is_file() else []
-        kept, damaged = list[str](), 0
-        while pieces:
-            line = pieces.pop(0)
-            while pieces and frame == IMAGES and line.count(b'"') % 2:  # a name of several lines
-                line += b"\n" + pieces.pop(0)
-            body = line[: -8 - len(before + after)]
-            fits = line == body + before + b"%08x" % zlib.crc32(body) + after
-            damaged += not fits
-            if fits:
-                kept.append((body + end).decode(errors="replace"))
-        self.damaged |= {f"{name}: {damaged} line(s)": None} if damaged else {}
-        return kept
+        return path.exists()
 
     @cached_property
     def images(self) -> pd.DataFrame:
-        """images.csv by image_id: label, sha256, pixel_sha256; of two lines the last counts."""
+        """images.csv by image_id: label, sha256, pixel_sha256; of two lines the last counts. Each
+        ends with a checksum of what stands before it."""
+        path = self.root / "images.csv"
+        lines = path.read_bytes().split(b"\n")[1:-1] if path.is_file() else []
+        whole = [line[:-9] for line in lines if line[-9:] == b",%08x" % zlib.crc32(line[:-9])]
+        if len(whole) < len(lines):
+            self.left_out[f"images.csv: {len(lines) - len(whole)} line(s)"] = None
         names = ("image_id", "label", "label_source", "sha256", "pixel_sha256")
-        texts = self.lines("images.csv", IMAGES, first=1)
-        cells = [next(csv.reader(io.StringIO(text, newline="")))[: len(names)] for text in texts]
+        cells = [row[: len(names)] for row in csv.reader(line.decode() for line in whole)]
         frame = pd.DataFrame(cells, columns=names).drop_duplicates("image_id", keep="last")
         label = pd.to_numeric(frame["label"], errors="coerce").astype("Int64")
         return frame.assign(label=label).set_index("image_id").drop(columns="label_source")
 
-    @cached_property
-    def seconds(self) -> pd.Series[float]:
-        """Seconds an image, by run_id and stage."""
-        told = pd.DataFrame([json.loads(text) for text in self.lines("timings.jsonl", TIMINGS)])
-        told = told.reindex(columns=["run_id", "stage", "seconds", "images"])
-        sums = told.groupby(["run_id", "stage"])[["seconds", "images"]].sum()
-        return sums["seconds"] / sums["images"]
-
     def rows(self, run_id: str) -> pd.DataFrame:
-        """The long rows of a cell that count, by `block` and by the place `row` in it. Of an image
-        in several files that of a block counts in which it did not fail, or the last block, or the
-        last part. Rows count only with the pictures that they name."""
-        frames, lost, named = [], set[int](), dict[int, str]()
-        files = sorted(self.root.glob(f"rows/{run_id}/*.parquet"))
-        for path in sorted(files, key=lambda path: path.stem.isdigit()):  # parts first
-            is_block, number = path.stem.isdigit(), int(path.stem.removeprefix("part-"))
-            if is_block:
-                named.pop(number, None)  # a part that holds it too is older
-            if not self.whole(path):
-                lost |= {number} if is_block else set()
-                continue
-            file = ParquetFile(path)
-            frame = file.read().to_pandas()
-            if is_block:
-                frame = frame.assign(block=number, row=range(len(frame)))
-            pictures = json.loads((file.metadata.metadata or {}).get(PICTURES, b"{}"))
-            named |= {int(block): digest for block, digest in pictures.items()}
-            failed = frame["status"].isin(NOT_DONE).groupby(frame["image_id"]).transform("any")
-            merit = {"a": is_block, "b": ~failed & is_block, "c": number}
-            frames.append(frame.assign(**merit, file=str(path)))
+        """The long rows of a cell that count, by `block`: of an image in several blocks those of
+        the last one. Rows count only with the pictures that they name."""
+        frames = [pd.DataFrame(columns=["image_id", "block"])]
+        for path in sorted(self.root.glob(f"rows/{run_id}/*.parquet")):
+            if not path.stem.isdigit():  # a part of a block that was not finished
+                self.left_out[path.relative_to(self.root).as_posix()] = None
+            elif self.whole(path):
+                file = ParquetFile(path)
+                named = json.loads((file.metadata.metadata or {}).get(PICTURES, b"{}"))
+                if self._has_pictures(run_id, named):
+                    frames.append(file.read().to_pandas().assign(block=int(path.stem)))
+        rows = pd.concat(frames, ignore_index=True)
+        return rows[rows["block"] == rows.groupby("image_id")["block"].transform("max")]
+
+    def _has_pictures(self, run_id: str, named: dict[str, str]) -> bool:
+        """Whether a block's pictures are those that its rows name, by the digest of each file."""
         for block, digest in named.items():
-            path = self.root / f"reconstructions/{run_id}/{block:05d}.safetensors"
+            path = self._pictures_at(run_id, int(block))
             if not self.whole(path) or seal_of(path)[0] != digest:
-                self.damaged[path.relative_to(self.root).as_posix()] = None
-                lost.add(block)
-        names = ["image_id", "block", "row", "file", *"abc"]
-        rows = pd.concat(frames or [pd.DataFrame(columns=names)])
-        best = rows.sort_values([*"abc"], kind="stable").groupby("image_id")["file"].last()
-        rows = rows[(rows["file"] == rows["image_id"].map(best)) & ~rows["block"].isin(lost)]
-        return rows.sort_values(["block", "row"], kind="stable", ignore_index=True)
+                self.left_out[path.relative_to(self.root).as_posix()] = None
+                return False
+        return True
+
+    def _pictures_at(self, run_id: str, block: int) -> Path:
+        return self.root / f"reconstructions/{run_id}/{block:05d}.safetensors"
 
     def pictures(self, run_id: str, block: int) -> tuple[list[str], dict[str, Any]]:
         """The images that have pictures in a block, and their tensors as they were handed over."""
-        path = self.root / f"reconstructions/{run_id}/{block:05d}.safetensors"
+        path = self._pictures_at(run_id, block)
         if not self.whole(path):
             return [], {}
         with safe_open(path, "pt") as file:
@@ -159,11 +130,9 @@ class OldRun:
         codes = json.loads(known.read_text()) if self.whole(known) else {}
         for folder in sorted((self.root / "rows").glob("*")):
             run_id = folder.name
-            about |= {"cell": cells.get(run_id)}
+            about["cell"] = cells.get(run_id)
             for block, rows in self.rows(run_id).groupby("block"):
                 wide = self.wide(rows).assign(run_id=run_id)
-                for stage in (of for known, of in self.seconds.index if known == run_id):
-                    wide[f"stage_seconds.{stage}"] = self.seconds[run_id, stage]
                 about["code"] = {of: codes[of] for of in {*wide["code"]} & codes.keys()}
                 ids, tensors = self.pictures(run_id, int(str(block)))
                 kept = [at for at, name in enumerate(ids) if name in {*wide["image_id"]}]
@@ -209,19 +178,19 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("convert_run", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("old", type=Path, metavar="OLD")
     parser.add_argument("out", type=Path, metavar="OUT")
-    old, out = vars(parser.parse_args(words)).values()
+    given = parser.parse_args(words)
     try:
-        run = OldRun(old)
-        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-            raise UserError(f"{out}: expected an empty folder, or a name that is not taken.")
+        run = OldRun(given.old)
+        if given.out.is_file():
+            raise UserError(f"{given.out}: expected an empty folder, or a name that is not taken.")
+        check_own(given.out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    run.convert(RunStore(out))
-    print(
-        *(f"damaged, left out: {what}\n" for what in run.damaged), sep="", end="", file=sys.stderr
-    )
-    return 3 if run.damaged else 0
+    run.convert(RunStore(given.out))
+    for what in run.left_out:
+        print(f"left out: {what}", file=sys.stderr)
+    return 3 if run.left_out else 0
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from mjp_privacy.core.errors import (
     format_traceback,
     storage_error,
 )
-from mjp_privacy.core.machine import check_address_space, out_of_memory
+from mjp_privacy.core.machine import out_of_memory
 from mjp_privacy.core.text import one_line, plain, shown
 
 DONE, BAD_USAGE, SOME_FAILED = 0, 2, 3
@@ -179,7 +179,6 @@ def answered(load: Callable[[], Command], argv: list[str], usage: Usage) -> int:
                 "The current folder cannot be used: expected a folder to stand in, got: "
                 f"{os.strerror(error.errno or 0)}. Go to one that exists with cd, and call again."
             ) from None
-        check_address_space()
         warnings.filterwarnings("ignore", message=".*torch.jit.script")  # torch's word to itself
         gc.set_threshold(50_000)  # what imports and tables make stays; looking it over takes .5 s
         code = load()(argv, usage)
@@ -209,9 +208,9 @@ def _exit_code(error: BaseException, argv: Sequence[str], usage: Usage) -> int:
         _drop_output()  # it may be the output that has no room
         line, code = f"error: {storage} Then {usage.again}", NO_STORAGE
     elif out_of_memory(error):
-        advice = getattr(error, "advice", MORE_MEMORY)
         text = one_line(error, 200) or "MemoryError"
-        line, code = f"error: memory ran out ({text}). {advice}; then {usage.again}", NO_MEMORY
+        line = f"error: memory ran out ({text}). {MORE_MEMORY}; then {usage.again}"
+        code = NO_MEMORY
     else:
         line, code = _fault_line(error, [*usage.prog.split(), *argv]), FAULT
     with suppress(OSError, ValueError):  # nobody may be listening

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import gc
 import hashlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -139,18 +138,6 @@ CGROUPS = (
 """Files with the limit of this process's container and what is used of it, in versions 2 and 1."""
 RAN_OUT = ("DefaultCPUAllocator", "std::bad_alloc", "can't start new thread")
 """What errors without a class of their own say where the machine's memory ran out."""
-NOT_MAPPED = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
-"""What an import says of a library for which there is no room, unless it says one of:"""
-OTHER_REASONS = ("static TLS", "Operation not permitted")
-LIBRARIES, LIBRARIES_WITH_CUDA = int(1.5 * 2**30), int(3.6 * 2**30)
-"""Bytes of addresses, about, that torch and SciPy take when they are loaded; with CUDA's libraries
-(torch 2.11: 3.1 GiB, and an attack did not begin below 3.5)."""
-
-
-class TooFewAddresses(MemoryError):
-    """The shell's limit has no room for the libraries."""
-
-    advice = "Raise the limit with ulimit -v"
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -192,32 +179,11 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         of_a_process = not hasattr(error, "characters_written")  # else of a full pipe
         return error.errno == errno.ENOMEM or (error.errno == errno.EAGAIN and of_a_process)
-    text = str(error) if isinstance(error, (ImportError, RuntimeError)) else ""
-    if isinstance(error, ImportError):
-        return any(w in text for w in NOT_MAPPED) and not any(w in text for w in OTHER_REASONS)
+    if isinstance(error, ImportError):  # there is no room for a library, or its disk is noexec
+        return "failed to map segment" in str(error) and "not permitted" not in str(error)
     torch = sys.modules.get("torch")  # where it is not imported, the error is not torch's
     of_torch = torch is not None and isinstance(error, torch.OutOfMemoryError)
-    return of_torch or any(words in text for words in RAN_OUT)
-
-
-def check_address_space() -> None:
-    """Raise where a limit of the shell (ulimit -v) has no room for the libraries: some of them try
-    for ever to get memory while they are loaded, and listen to no signal."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
-        return
-    torch = importlib.util.find_spec("torch")
-    library = Path((torch and torch.origin) or "").parent / "lib" / "libtorch_cuda.so"
-    needed = LIBRARIES_WITH_CUDA if library.is_file() else LIBRARIES
-    if limit < needed:
-        raise TooFewAddresses(
-            f"ulimit -v allows {limit / 2**30:.1f} GiB of addresses, and torch and its libraries "
-            f"take about {needed / 2**30:.1f} GiB before any work"
-        )
+    return of_torch or (isinstance(error, RuntimeError) and any(w in str(error) for w in RAN_OUT))
 
 
 def release_memory(device: torch.device) -> None:

@@ -229,11 +229,6 @@ MOST_LETTERS = 4096
 """Characters in one cell of a table."""
 
 
-def read_csv(path: Path, kind: FileKind, needed: Collection[str] = ()) -> list[dict[str, str]]:
-    """The rows of a CSV by column; the first line names the columns."""
-    return [row for _, row in csv_rows(kind.text(path), path, kind, needed)]
-
-
 def csv_rows(
     text: str,
     path: Path,
@@ -243,7 +238,7 @@ def csv_rows(
     *,
     column: Callable[[str], str] = str,
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Every row of a table, with the number of its line.
+    """Every row of a table by column, which the first line names, with the number of its line.
 
     needed  columns that have to be there
     known   with it, columns of any other name are refused

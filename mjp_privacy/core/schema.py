@@ -170,25 +170,22 @@ def parse(kind: type[T], content: Mapping[str, Any], where: str) -> T:
 
 
 def listed_mistakes(error: ValidationError, kind: Any) -> str:
-    """What pydantic found, as the end of a sentence and a line for each mistake."""
-    every = error.errors(include_url=False)
-    problems = [  # of a field that may be a number or a list, those of what was given
-        problem
-        for problem in every
-        if not (
-            _is_of_another_kind(problem)
-            and any(
-                other["loc"][: len(problem["loc"]) - 1] == problem["loc"][:-1]
-                for other in every
-                if not _is_of_another_kind(other)
-            )
-        )
-    ]
-    inside = {problem["loc"][:-1] for problem in problems if problem["loc"]}
-    lines = [  # not that a list is too short when what it holds was refused
-        _explain(problem, kind)
-        for problem in problems
-        if problem["type"] != "too_short" or problem["loc"] not in inside
+    """What pydantic found, as the end of a sentence and a line for each mistake.
+
+    Of a field that may be a number or a list pydantic tells what is wrong with either: that of the
+    kind that was given counts. What a refused list holds is told, not that it is then too short.
+    """
+    by_place: dict[tuple[Any, ...], Any] = {}
+    for problem in error.errors(include_url=False):
+        kinds = [part for part in problem["loc"] if A_KIND.fullmatch(str(part))]
+        place = tuple(part for part in problem["loc"] if part not in kinds)
+        if not (kinds and problem["type"].endswith("_type")) or place not in by_place:
+            by_place[place] = problem
+    inside = {place[:-1] for place in by_place if place}
+    lines = [
+        _explain(shown(".".join(map(str, place)), 100), problem, kind)
+        for place, problem in by_place.items()
+        if place not in inside or not problem["type"].endswith(("too_short", "_type"))
     ]
     count = len(lines)
     if count > MISTAKES_SHOWN:
@@ -197,17 +194,8 @@ def listed_mistakes(error: ValidationError, kind: Any) -> str:
     return f"{count} mistake(s):" + "".join(before + line for line in lines)
 
 
-def _is_of_another_kind(problem: Any) -> bool:
-    """Whether a value is not at all of one of the kinds that its field may have."""
+def _explain(place: str, problem: Any, kind: Any) -> str:
     location = problem["loc"]
-    kind = str(location[-1]) if location else ""
-    return bool(A_KIND.fullmatch(kind)) and problem["type"].endswith("_type")
-
-
-def _explain(problem: Any, kind: Any) -> str:
-    location = problem["loc"]
-    names = [str(part) for part in location if not A_KIND.fullmatch(str(part))]
-    place = shown(".".join(names), 100)
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         for part in location[:-1]:  # what is behind a nested field
             kind = _with_fields(get_type_hints(kind).get(part)) or kind

@@ -23,7 +23,6 @@ from types import FrameType
 
 GRACE = 10.0  # seconds
 PAUSE = 0.1  # seconds between two looks at a main thread that has not answered
-WAKES = getattr(signal, "SIGURG", None)  # ends a system call and means nothing; Windows has none
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 if hasattr(signal, "SIGHUP"):  # the terminal or the connection was closed; Windows has none
     NAMES[signal.SIGHUP] = "SIGHUP"
@@ -45,8 +44,6 @@ def listen() -> None:
     for number in NAMES:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _on_signal)
-    if WAKES is not None:
-        signal.signal(WAKES, lambda *_: None)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -99,8 +96,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 def _watch(reader: int) -> None:
     """In a thread, which hears of signals while compiled code keeps the main thread: Python's own
-    handlers wait for its end. They also wait for the end of a system call that the main thread was
-    about to enter when the signal came (3 of 100 sleeps begun that moment): it is woken there."""
+    handlers wait for its end, and now and then for the end of a system call."""
     numbers: list[int] = []
     ends = math.inf
     while len(numbers) < 2:
@@ -113,8 +109,6 @@ def _watch(reader: int) -> None:
                 state.number = numbers[0]
                 report()
             os._exit(128 + numbers[0])
-        elif not state.number and WAKES is not None:
-            signal.pthread_kill(threading.main_thread().ident or 0, WAKES)
     os.write(2, b"stopped at once by a second signal\n")
     os._exit(128 + numbers[1])
 

@@ -134,21 +134,14 @@ class FolderFiles:
     """All files under a folder, also behind links and pipes; what is hidden is left out."""
 
     def __init__(self, path: Path) -> None:
-        from mjp_privacy.core.progress import Progress  # rich: only where files are listed
-
         self.path = path
-        names = []
         try:
-            with Progress(f"files under {shown(path)}", None) as bar:  # a network's disk, or /
-                for name in _walk(path):
-                    bar.advance()
-                    names.append(name)
+            self.names = tuple(sorted(_walk(path)))
         except OSError as error:
             raise UserError(
                 f"Cannot list {shown(error.filename)}: {error.strerror}. Make it readable, or take "
                 "it out."
             ) from error
-        self.names = tuple(sorted(names))
 
     def read(self, name: str) -> bytes:
         """The content of a file; ImageError if it is too large, no file or cannot be read."""
@@ -159,16 +152,14 @@ class FolderFiles:
 
 
 def _walk(root: Path) -> Iterator[str]:
-    """Names of all under `root` that is no folder, and of empty folders that are named like images.
-    A folder that links lead to as well is listed once."""
+    """Names of all under `root` that is no folder. A folder that links lead to as well is listed
+    once."""
 
     def fail(error: OSError) -> None:
         raise error
 
     met = {os.path.realpath(root)}
     for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
-        if not folders and not names and _suffix(folder) in IMAGE_SUFFIXES:
-            yield os.path.relpath(folder, root)
         kept = []
         for name in sorted(name for name in folders if not is_hidden(name)):
             if (real := os.path.realpath(os.path.join(folder, name))) not in met:  # noqa: PTH118

@@ -5,20 +5,24 @@ for image, label, image_id in load_images("val", size=224, limit=10): ...
 
 from __future__ import annotations
 
+import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 from PIL import Image
 
-from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.machine import derive_seed
-from mjp_privacy.core.registry import Entry, unknown_name
+from mjp_privacy.core.read import FileKind
+from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import Size, height_width, size_text
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import ImageError, check_header, decode_image
@@ -231,14 +235,13 @@ def open_images(path: str | Path, labels: str | Path | None = None) -> ImageSour
     """The images at `path`: a flat folder, class folders, ImageNet val, or a zip of any of these.
 
     `labels` is a label file; without one, labels are looked for as `mjp_privacy.data.labels` says.
-    The word "embedded" opens the pictures that come along (`data.made`). Nothing is decoded here.
+    The word "embedded" opens the pictures that come along. Nothing else is decoded here.
     Raises UserError if there are no images, or labels for only some of them.
     """
     if str(path) == EMBEDDED:
         if labels is not None:
             raise UserError(f"The {path} pictures have no labels; expected no label file.")
-        made: ImageSource = Entry("mjp_privacy.data.made:embedded_images").load()()
-        return made
+        return embedded_images()
     if not str(path).strip():
         raise UserError("Expected a folder or a zip of images, got an empty path. Name one.")
     files = open_files(from_home(path))
@@ -281,6 +284,82 @@ def load_images(
             yield LoadedImage(preprocessing(picture), record.label, record.image_id)
 
     return loaded()  # so that mistakes in the arguments are said at once
+
+
+# ------------------------------------------------------------------------------------------------
+# Crops of six photographs that are in every scikit-image wheel: to try things on, no download.
+
+CROP_SIDE = 224
+"""Side of a crop in pixels, of the photograph and of the picture."""
+PHOTOGRAPH = FileKind("a photograph of scikit-image", "Install scikit-image again.")
+PHOTOGRAPHS = {
+    "astronaut": "astronaut.png",
+    "camera": "camera.png",
+    "chelsea": "chelsea.png",
+    "coffee": "coffee.png",
+    "motorcycle": "motorcycle_left.png",
+    "rocket": "rocket.jpg",
+}
+"""Name to file. Of the stereo pair only one is used; drawings, textures and micrographs are not."""
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Crops of photographs as named PPM files, cut out when they are read."""
+
+    path: Path
+    boxes: Mapping[str, tuple[int, int, int, int]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all pictures, sorted."""
+        return tuple(self.boxes)
+
+    def read(self, name: str) -> bytes:
+        """The picture as PPM, which is not compressed: its bytes depend on no zlib."""
+        stream = io.BytesIO()
+        photograph(name.partition("/")[0]).crop(self.boxes[name]).save(stream, "PPM")
+        return stream.getvalue()
+
+
+def embedded_images() -> ImageSource:
+    """20 crops of six photographs, without labels, as grids of squares in their middle;
+    "astronaut/0_1" is the crop in row 0, column 1."""
+    boxes: dict[str, tuple[int, int, int, int]] = {}
+    for name in PHOTOGRAPHS:
+        width, height = photograph(name).size
+        left, top = (width % CROP_SIDE) // 2, (height % CROP_SIDE) // 2
+        for row in range(height // CROP_SIDE):
+            for column in range(width // CROP_SIDE):
+                x, y = left + column * CROP_SIDE, top + row * CROP_SIDE
+                boxes[f"{name}/{row}_{column}"] = (x, y, x + CROP_SIDE, y + CROP_SIDE)
+    files = Crops(data_folder(), dict(sorted(boxes.items())))
+    records = tuple(ImageRecord(name, group=name.partition("/")[0]) for name in files.names)
+    return ImageSource(Path(EMBEDDED), records, "The embedded images carry no labels.", files)
+
+
+def data_folder() -> Path:
+    """The folder skimage/data, without importing skimage."""
+    spec = find_spec("skimage")
+    if spec is None or spec.origin is None:
+        raise UserError(
+            "The embedded images are scikit-image's, which is not installed. "
+            "Run `pip install scikit-image`, or give a folder of images."
+        )
+    return Path(spec.origin).parent / "data"
+
+
+@cache
+def photograph(name: str) -> Image.Image:
+    """A picture of scikit-image's, RGB; UserError where the file is missing or damaged."""
+    path = data_folder() / PHOTOGRAPHS[name]
+    try:
+        return decode_image(PHOTOGRAPH.bytes(path))
+    except (BadFile, ImageError) as error:
+        raise UserError(
+            f"Expected the photograph {path} of scikit-image, got: {error}. "
+            "Install scikit-image again, from its wheel."
+        ) from error
 
 
 # ------------------------------------------------------------------------------------------------

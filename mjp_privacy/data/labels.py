@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import MOST_LETTERS, FileKind, csv_rows
+from mjp_privacy.core.read import FileKind, csv_rows
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.files import Files
@@ -31,12 +31,12 @@ from mjp_privacy.data.files import Files
 # Label files: a CSV, and the formats in which ImageNet's validation labels are published.
 #
 #     file,label[,...]                 or image, image_id, filename; a label is an index or a synset
-#     val.txt                          `name index`, indices 0..999 (Caffe)
 #     LOC_val_solution.csv             ImageId,PredictionString; the first synset counts (Kaggle)
 #     *synset_labels.txt               one synset per line, in order of the file names (TensorFlow)
-#     ILSVRC2012_validation_ground_truth.txt   refused: its ids are in another order (devkit)
+#     val.txt                          `name index`, indices 0..999 (Caffe)
 #
-# The format is recognised by the content, never by the file's name.
+# The format is recognised by the content, never by the file's name. The bare numbers of the
+# devkit's ground truth are none of them: they number classes in another order.
 
 FILE_COLUMNS = ("file", "image", "image_id", "filename")
 NUM_IMAGENET = 1000
@@ -46,7 +46,7 @@ LABEL_FILE = FileKind(
     "a label file", "A CSV with the header `file,label`, saved as UTF-8, always works."
 )
 _SYNSET = re.compile(r"n[0-9]{8}")
-_INDEX = re.compile(r"[0-9]+")
+_NAME_INDEX = re.compile(r"(.*\S)\s+([0-9]+)")
 
 LabelSource = Literal["csv", "synset", "folder", "file", "none"]
 
@@ -84,7 +84,9 @@ def is_synset(text: str) -> bool:
 
 
 def parse_label_file(origin: str, content: bytes) -> LabelTable:
-    """The labels in the bytes of a label file; UserError if its format is none of the above."""
+    """The labels in the bytes of a label file. UserError if its format is none of the above, if a
+    name is empty or has two labels, or if a label is neither a class index nor one of the 1000
+    synsets."""
     if len(content) > LABEL_FILE.max_bytes:
         size = f"{len(content) >> 20} MiB, more than {LABEL_FILE.max_bytes >> 20} MiB"
         raise LABEL_FILE.refusal(Path(origin), size)
@@ -92,76 +94,17 @@ def parse_label_file(origin: str, content: bytes) -> LabelTable:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise LABEL_FILE.refusal(Path(origin), f"no UTF-8 text ({error})") from error
-    for number, line in enumerate(text.splitlines(), 1):
-        if len(line) > MOST_LETTERS:
-            raise _wrong(origin, number, "a name and its label", f"{len(line)} characters")
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    header = {cell.strip().lower() for cell in first.split(",")}
-    most, source = MOST_CLASSES, "file"
-    if {"imageid", "predictionstring"} <= header:
-        lines = [line._replace(label=line.label.split(" ")[0]) for line in _cells(origin, text)]
-    elif "label" in header and not header.isdisjoint(FILE_COLUMNS):
-        lines, source = list(_cells(origin, text)), "csv"
-    elif is_synset(first):
-        lines = [Line(number, None, line) for number, line in _filled(text)]
-    elif _INDEX.fullmatch(first):
-        raise UserError(
-            f"{shown(origin)} holds bare numbers, like ILSVRC2012_validation_ground_truth.txt of "
-            "the devkit, which numbers classes in another order than models do. Give val.txt, "
-            "LOC_val_solution.csv, a list of synsets or a CSV `file,label`, or move it away."
-        )
-    elif _INDEX.fullmatch("".join(first.split(None)[1:][-1:])):
-        lines, most = [], NUM_IMAGENET
-        for number, line in _filled(text):
-            name, *index = line.rsplit(None, 1)
-            if not index or not _INDEX.fullmatch(index[0]):
-                raise _wrong(origin, number, "`name index`", shown(repr(line[:80])))
-            lines.append(Line(number, name, index[0]))
-    else:
-        raise UserError(
-            f"{shown(origin)} starts with {shown(repr(first[:80]))}; expected a CSV with the "
-            "header `file,label`, which always works, lines of `name index`, Kaggle's "
-            "`ImageId,PredictionString`, or one synset per line."
-        )
-    return _checked(origin, source, lines, most)  # type: ignore[arg-type]
-
-
-def _wrong(origin: str, number: int, expected: str, got: str) -> UserError:
-    """The error for one line of a label file."""
-    return UserError(f"{shown(origin)}, line {number}: expected {expected}, got {got}.")
-
-
-def _filled(text: str) -> Iterator[tuple[int, str]]:
-    """The lines that hold something, with their numbers."""
-    stripped = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
-    return (entry for entry in stripped if entry[1])
-
-
-def _cells(origin: str, text: str) -> Iterator[Line]:
-    """The names and labels of a CSV: ours, with the first column of a name that is filled, or
-    Kaggle's."""
-    table = text.lstrip("\r\n")
-    above = text[: len(text) - len(table)].count("\n")  # empty lines before the header
-    rows = csv_rows(table, Path(origin), LABEL_FILE, (), column=lambda name: name.strip().lower())
-    for number, row in rows:
-        name = next((row[column] for column in (*FILE_COLUMNS, "imageid") if row.get(column)), "")
-        label = row.get("label", row.get("predictionstring", ""))
-        yield Line(above + number, name, label.strip())
-
-
-def _checked(origin: str, source: LabelSource, lines: Sequence[Line], most: int) -> LabelTable:
-    """The table of these lines. UserError if a name is empty or has two labels, or if a label is
-    neither one of the 1000 synsets nor an index below `most`."""
+    source, most, lines = _recognised(origin, text)
     named: dict[str, int] = {}
     ordered = []
-    for number, written, text in lines:
-        if is_synset(text) and text in synset_indices():
-            label = synset_indices()[text]
-        elif _INDEX.fullmatch(text) and len(text) <= 20 and int(text) < most:
-            label = int(text)
+    for number, written, word in lines:
+        if is_synset(word) and word in synset_indices():
+            label = synset_indices()[word]
+        elif re.fullmatch("[0-9]{1,20}", word) and int(word) < most:
+            label = int(word)
         else:
             expected = f"a class index from 0 to {most - 1}, or one of ILSVRC 2012's 1000 synsets"
-            raise _wrong(origin, number, expected, shown(repr(text), 80))
+            raise _wrong(origin, number, expected, shown(repr(word), 80))
         if written is None:
             ordered.append(label)
             continue
@@ -172,6 +115,52 @@ def _checked(origin: str, source: LabelSource, lines: Sequence[Line], most: int)
             expected = f"one label of {shown(name)}"
             raise _wrong(origin, number, expected, f"two, {named[name]} and {label}")
     return LabelTable(origin, source, named, tuple(ordered))
+
+
+def _recognised(origin: str, text: str) -> tuple[LabelSource, int, Iterator[Line]]:
+    """The source of the labels in a text, the number of classes, and its lines."""
+    stripped = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    filled = [entry for entry in stripped if entry[1]]
+    first = filled[0][1] if filled else ""
+    header = {cell.strip().lower() for cell in first.split(",")}
+    if "label" in header and not header.isdisjoint(FILE_COLUMNS):
+        return "csv", MOST_CLASSES, _cells(origin, text)
+    if {"imageid", "predictionstring"} <= header:
+        return "file", MOST_CLASSES, _cells(origin, text)
+    if is_synset(first):
+        return "file", MOST_CLASSES, (Line(number, None, line) for number, line in filled)
+    if _NAME_INDEX.fullmatch(first):
+        return "file", NUM_IMAGENET, _names_and_indices(origin, filled)
+    raise UserError(
+        f"{shown(origin)} starts with {shown(repr(first[:80]))}; expected a CSV with the "
+        "header `file,label`, which always works, lines of `name index` as in val.txt, Kaggle's "
+        "`ImageId,PredictionString`, or one synset per line."
+    )
+
+
+def _names_and_indices(origin: str, filled: Sequence[tuple[int, str]]) -> Iterator[Line]:
+    for number, line in filled:
+        match = _NAME_INDEX.fullmatch(line)
+        if match is None:
+            raise _wrong(origin, number, "`name index`", shown(repr(line[:80])))
+        yield Line(number, match[1], match[2])
+
+
+def _cells(origin: str, text: str) -> Iterator[Line]:
+    """The names and labels of a CSV: ours, with the first column of a name that is filled, or
+    Kaggle's."""
+    table = text.lstrip("\r\n")
+    above = text[: len(text) - len(table)].count("\n")  # empty lines before the header
+    rows = csv_rows(table, Path(origin), LABEL_FILE, (), column=lambda name: name.strip().lower())
+    for number, row in rows:
+        name = next((row[column] for column in (*FILE_COLUMNS, "imageid") if row.get(column)), "")
+        label = row.get("label", row.get("predictionstring", "").split(" ")[0])
+        yield Line(above + number, name, label.strip())
+
+
+def _wrong(origin: str, number: int, expected: str, got: str) -> UserError:
+    """The error for one line of a label file."""
+    return UserError(f"{shown(origin)}, line {number}: expected {expected}, got {got}.")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -186,21 +175,15 @@ def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> d
     """The label of every image by its id; UserError if any image has none.
 
     `wrapper`: a folder around all images ("val/") that the names in the file may leave out. Names
-    are compared whole, without it, without their ending, and without their folders, until one way
-    gives every image a label.
+    are compared whole, without it, without their folders, and without their ending as well, until
+    one way gives every image a label.
     """
     if table.ordered:
         return _in_order(table, image_ids)
 
-    def without_suffix(name: str) -> str:
-        """a/b for a/b.png; pathlib's own raises for names such as "." and "..png"."""
-        path = PurePosixPath(name.removeprefix(wrapper))
-        return str(path).removesuffix(path.suffix)
-
     keys: tuple[Callable[[str], str], ...] = (
         lambda name: name,
         lambda name: name.removeprefix(wrapper),
-        without_suffix,
         lambda name: PurePosixPath(name).name,
         lambda name: PurePosixPath(name).stem,
     )
@@ -253,10 +236,7 @@ def _in_order(table: LabelTable, image_ids: Sequence[str]) -> dict[str, int]:
 # ------------------------------------------------------------------------------------------------
 # Which of the sources there is.
 
-_FLAT_LABEL_FILES = (
-    *("val.txt", "LOC_val_solution.csv", "*synset_labels.txt"),
-    "ILSVRC2012_validation_ground_truth.txt",
-)
+_FLAT_LABEL_FILES = ("val.txt", "LOC_val_solution.csv", "*synset_labels.txt")
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 

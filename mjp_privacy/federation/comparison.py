@@ -24,6 +24,7 @@ from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
+from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tradeoff import comparable, draw_tradeoff, points_from_comparison
@@ -101,24 +102,19 @@ def defence_text(config: FederationConfig) -> str:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    heads = ["client", "defence", "B", "E", "round", "top-1 [95 %]", "n test"]
-    for scope in SCOPES:
-        heads += [f"PSNR, {scope} [95 %]", f"≥ {THRESHOLD:.0f} dB", "≥ 100 dB"]
-    heads += ["grey", "n", "not reached, 1 upload", "any", "failed"]
-    heads += ["unshuffled, 1 upload", "any"]
+    heads = ["client", "defence", "B", "E", "round", "top-1 [95 %]", "n test", "attacks on"]
+    heads += ["PSNR [95 %]", f"≥ {THRESHOLD:.0f} dB", "≥ 100 dB", "grey", "n"]
+    heads += ["not reached", "failed", "unshuffled"]
     lines = []
-    for _, group in table.groupby(["run", "label", "batch", "steps", "round"], sort=False):
-        scopes = group.set_index("scope")
-        first, both = scopes.iloc[0], [scopes.loc[scope] for scope in SCOPES]
-        cells = [first["label"], first["defence"], first["batch"], first["steps"], first["round"]]
-        cells.append(with_interval(first["top1"], first["top1_low"], first["top1_high"]))
-        cells.append(first["test_images"])
-        for row in both:
-            n, share = int(row["n"]), float(row["success"])
-            cells.append(f"{row['psnr']:.1f} [{row['low']:.1f}, {row['high']:.1f}]")
-            cells += [Share(round(share * n), n).text(), f"{row['from_100']} of {n}"]
-        cells += [f"{first['floor']:.1f}", first["n"], *(row["unreached"] for row in both)]
-        cells += [both[1]["failed"], *(row["unshuffled"] for row in both)]
+    for row in table.to_dict("records"):
+        n, share = int(row["n"]), float(row["success"])
+        cells = [row[name] for name in ("label", "defence", "batch", "steps", "round")]
+        cells += [with_interval(row["top1"], row["top1_low"], row["top1_high"])]
+        cells += [row["test_images"], row["scope"]]
+        cells += [f"{row['psnr']:.1f} [{row['low']:.1f}, {row['high']:.1f}]"]
+        cells += [Share(round(share * n), n).text(), f"{row['from_100']} of {n}"]
+        cells += [f"{row['floor']:.1f}", n]
+        cells += [row[name] for name in ("unreached", "failed", "unshuffled")]
         lines.append([*map(str, cells)])
     return "\n".join(markdown_table(heads, lines)) + "\n\n" + NOTE
 
@@ -146,7 +142,6 @@ TITLES = (
 UNSHUFFLED = "some uploads unshuffled"
 HOLLOW: dict[str, Any] = {"markersize": 5, "markerfacecolor": "white"}
 """The marker of a round in which an attack read an unshuffled upload."""
-KEYS = ("client_label", "round", "batch", "steps")
 
 
 def leakage_table(runs: Sequence[Path]) -> pd.DataFrame:
@@ -159,15 +154,14 @@ def leakage_table(runs: Sequence[Path]) -> pd.DataFrame:
                 f"{run} holds no {ATTACK} folder: expected the --out of `mjp federate` with "
                 "attacks in its config."
             )
-        by_key: dict[tuple[Any, ...], list[Line]] = {}
-        for line in load_runs([attacked]).lines:
-            if "round" in line.cell.other:
-                key = tuple(line.cell.columns[name] for name in KEYS)
-                by_key.setdefault(key, []).append(line)
-        for (label, round, batch, steps), lines in by_key.items():
-            shared = {"run": str(run), "label": label, "round": round, "batch": batch}
+        for client in clients_of(load_runs([attacked]).lines):
+            known = client.cell.columns
+            if "round" not in known:
+                continue
+            facts = {"run": str(run), "label": known["client_label"]}
+            facts |= {name: known[name] for name in ("round", "batch", "steps")}
             for scope in SCOPES:
-                rows.append({**shared, "steps": steps, "scope": scope, **worst_case(lines, scope)})
+                rows.append({**facts, "scope": scope, **worst_case(client.lines, scope)})
     return pd.DataFrame(rows)
 
 
@@ -202,26 +196,18 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
 
 
 def _floors(lines: Sequence[Line]) -> pd.Series[float]:
-    """The PSNR of a uniform grey, by image; UserError where the run is unfinished: a missing image
-    would look like a protected one."""
+    """The PSNR of a uniform grey, by image, which every run stores; UserError where the run is
+    unfinished: a missing image would look like a protected one."""
     for line in lines:
         if line.not_run:
-            files = [shown(path.relative_to(line.store.root)) for path in line.left_out]
-            damaged = f" ({first_of(files, 3)} damaged)" if files else ""
+            damaged = first_of([shown(path.name) for path in line.left_out], 3) or "none"
             raise UserError(
                 f"{line.store.root}: expected a finished attack; {line.label} holds "
-                f"{len(set(line.images))} of {line.planned} images{damaged}. Run the same "
-                "command again."
+                f"{len(set(line.images))} of {line.planned} images (damaged files: {damaged}). Run "
+                "the same command again."
             )
     known = [line.scored("grey_psnr", "diagnostic") for line in lines]
-    floor = pd.concat(known).groupby(level=0, sort=False).last()
-    images = {image for line in lines for image in line.images}
-    if unknown := sorted(images - set(floor.index)):
-        raise UserError(
-            f"{lines[0].store.root}: expected the score of a uniform grey on {unknown[0]}; it is "
-            "not known. Add the control `grey` to the config's attacks."
-        )
-    return floor
+    return pd.concat(known).groupby(level=0, sort=False).last()
 
 
 def draw_rounds(runs: Sequence[Path], table: pd.DataFrame, out: Path) -> Path:

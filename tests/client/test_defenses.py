@@ -170,18 +170,10 @@ def test_a_defense_is_one_line_of_text_and_comes_back_from_it() -> None:
     assert {canonical(item) for item in defaults} == {"percentile_privacy 10"}
 
 
-@dataclass(frozen=True)
-class Idle:
-    """Does nothing, and has no `apply`."""
-
-    name: ClassVar[str] = "idle"
-    main: ClassVar[str | None] = None
-
-
 PRUNE = "mjp_privacy.client.defenses.published:Prune"
 
 
-@pytest.mark.parametrize("where", [f"{__name__}:Idle", f"{__name__}:Draws", PRUNE])
+@pytest.mark.parametrize("where", [f"{__name__}:Draws", PRUNE])
 def test_a_defense_that_is_not_whole_or_has_another_name_is_refused(where: str) -> None:
     with patch.dict(DEFENSES, {"idle": Entry(where)}), pytest.raises(UserError) as caught:
         defense_of("idle")

@@ -92,23 +92,6 @@ def test_a_steps_gradient_is_the_mean_of_its_images(
         assert not torch.allclose(expected["pos_embed"], without)
 
 
-@pytest.mark.parametrize(("training", "names"), [(False, None), (True, APRIL)])
-def test_the_model_is_left_as_it_was(training: bool, names: Names) -> None:
-    """Its weights, its mode and its hooks; while it computes it is in the client's mode."""
-    model, seen = tiny(**MJP).train(training), []
-    watch = model.blocks[0].register_forward_pre_hook(lambda one, _: seen.append(one.training))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for mode in ("eval", "train"):
-        seen.clear()
-        make_upload(model, [step_inputs(1)], ClientConfig(mode=mode), names=names)
-        assert set(seen) == {mode == "train"}
-        assert {module.training for module in model.modules()} == {training}
-    watch.remove()
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert all(p.grad is None and p.requires_grad for p in model.parameters())
-    assert not [hook for m in model.modules() for hook in m._forward_hooks]
-
-
 @pytest.mark.parametrize(
     ("client", "inputs", "names", "named"),
     [
@@ -209,22 +192,6 @@ def test_uploads_are_those_of_a_plain_loop(
         for name, gradient in expected.items():
             assert update.grads[name][place].equal(gradient), name
             assert name not in some or some[name][place].equal(gradient), name
-
-
-def test_local_steps_under_autocast(single: LoadedModel) -> None:
-    """Two steps of torch's SGD on weights that stay in float32."""
-    client = ClientConfig(autocast="fp16", upload="weight_difference", steps=2, lr=0.1)
-    inputs, trained = step_inputs(1, some_masks(1)), copy.deepcopy(single)
-    sent = make_upload(single, [inputs] * 2, client).grads
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
-    for _ in range(2):
-        grads = by_hand(trained, inputs, "fp16")
-        for name, parameter in trained.named_parameters():
-            parameter.grad = grads.get(name)
-        optimizer.step()
-    after = dict(trained.named_parameters())
-    for name, before in single.named_parameters():
-        assert torch.allclose(sent[name][0], after[name] - before, rtol=0, atol=1e-7), name
 
 
 @pytest.mark.parametrize("factor", [300, 1e9])

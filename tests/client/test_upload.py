@@ -4,16 +4,12 @@ steps, of adapters, and with weights that move between rounds."""
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
-from attacks import ATTACKS
 from attacks.equations.patch_system import gradient, lacks_gradients, located
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import Feeding, augmented
@@ -32,18 +28,12 @@ from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.mjp_vit import with_adapters
 from tests.helpers.models import PATCH, some_images, some_labels, some_masks
 from tests.helpers.models import tiny as tiny_model
-from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
-from tests.helpers.runs import attack, photographs, rows, values
+from tests.helpers.own_attacks import mjp
 
 DIFFERENCE: dict[str, Any] = {"upload": "weight_difference"}
 QKV = "blocks.0.attn.qkv.weight"
 NAMES = ["pos_embed", "patch_embed.proj.weight", "head.bias"]
 MODEL = tiny_model(unknown_embedding=True)
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photographs(tmp_path_factory.mktemp("images"), 4)
 
 
 def step_inputs(count: int, masks: bool = True) -> ClientInput:
@@ -60,20 +50,6 @@ IDS = [f"image {i}" for i in range(40)]
 def changed(kind: str, images: Tensor, first: int = 0, **named: int) -> Tensor:
     ids = IDS[first : first + len(images)]
     return augmented(images, ids, kind, **{"round": 0, "seed": 0} | named)
-
-
-@pytest.mark.parametrize("kind", ["flip", "crop", "mixup"])
-def test_augmentations_are_fresh_in_every_round_and_the_same_again(kind: str) -> None:
-    plain = some_images(12)
-    made = changed(kind, plain)
-    assert made.shape == plain.shape
-    assert made.min() >= 0
-    assert made.max() <= 1
-    assert made.equal(changed(kind, plain))
-    assert not made.equal(changed(kind, plain, round=1))
-    assert not made.equal(changed(kind, plain, seed=1))
-    if kind != "mixup":
-        assert made[5:6].equal(changed(kind, plain[5:6], first=5))
 
 
 def test_what_the_augmentations_do() -> None:
@@ -215,13 +191,6 @@ def test_the_pseudo_gradient_of_small_steps_is_their_weighted_mean(momentum: flo
     assert ClientConfig(**DIFFERENCE, steps=3).pseudo_gradient == "approximate"
 
 
-def test_the_noise_of_local_steps_adds_up_as_told() -> None:
-    known: dict[str, Any] = {"batch": 2, "momentum": 0.5, "lr": 1e-6}
-    clean, loud = (uploaded(3, defenses=({"dp_sgd": noise},), **known) for noise in (0, 0.1))
-    added = (loud.grads[QKV] - clean.grads[QKV]).flatten(1).std(1)
-    assert (added / loud.noise[QKV]).tolist() == pytest.approx([1.0] * 2, rel=0.05)
-
-
 # weights that move between rounds -----------------------------------------------------------------
 
 
@@ -236,30 +205,6 @@ def test_the_server_steps_along_the_mean_gradient_of_all_clients() -> None:
         step = 0 if name == "norm.bias" else 0.5 * each[name].mean(0)
         torch.testing.assert_close(parameter.detach(), before[name] - step, rtol=1e-9, atol=1e-12)
     assert all(p.equal(before[name]) for name, p in model.named_parameters())
-
-
-def test_uploads_are_made_and_attacked_with_each_rounds_own_weights(
-    images: Path, tmp_path: Path
-) -> None:
-    SEEN.clear()
-    config = mjp("c", rounds(), client={"server_lr": 0.1}, dtypes=["float64"], block=4)
-    with patch.dict(ATTACKS, {"rounds": ROUNDS}):
-        attack(images, tmp_path, {**config, "diagnostics": ["residual"]})
-        attack(images, tmp_path / "still", config | {"client": {}})
-    view, still = SEEN
-    names = {name for name, _ in view.model.named_parameters()}
-    first, *later = [update.weights_before for update in view.updates]
-    assert first is None  # those of the view's model
-    assert all(state is not None and set(state) == names for state in later)
-    weights = [view.model.get_parameter(QKV), *(state[QKV] for state in later)]
-    assert not any(one.equal(other) for one, other in pairwise(weights))
-    assert still.updates[1].weights_before is None
-    assert set(rows(tmp_path)["status"]) == {"ok"}
-    assert values(tmp_path).xs("gradient_residual", level="metric").between(0, 10).all()
-    moving, fixed = ([update.grads["pos_embed"] for update in each.updates] for each in SEEN)
-    assert moving[0].equal(fixed[0])
-    assert not moving[1].allclose(fixed[1], rtol=1e-3)
-    assert moving[1].eq(0).all(-1).equal(fixed[1].eq(0).all(-1))  # the same puzzle
 
 
 # low-rank adapters against the whole gradient -----------------------------------------------------

@@ -4,7 +4,6 @@ stops it: Ctrl-C, SIGTERM and SIGHUP; and progress."""
 from __future__ import annotations
 
 import errno
-import io
 import os
 import signal
 import subprocess
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from mjp_privacy.core import progress
 from mjp_privacy.core.command import Usage, answered
@@ -65,20 +63,12 @@ def test_each_kind_of_error_has_its_code_and_one_line(
     assert code == 2 or USAGE.again in line
 
 
-class _Odd(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("it has no text")
-
-
 @pytest.mark.parametrize(
     "error",
     [
         TypeError("'int' is no\nname"),
         SystemExit(0),
         FileNotFoundError(errno.ENOENT, "No such file", "/etc/nothing"),
-        ImportError("x.so: cannot allocate memory in static TLS block"),
-        _Odd(),
-        GeneratorExit(),
     ],
 )
 def test_anything_else_is_a_fault_with_its_traceback_in_a_file_of_its_own(
@@ -123,6 +113,8 @@ def test_a_path_of_the_command_line_that_does_not_fit_is_a_mistake(
 # surroundings ------------------------------------------------------------------------------------
 
 MJP = f"{sys.executable} -m mjp_privacy"
+
+
 PRINTING = """
 import os, subprocess, sys
 from mjp_privacy.__main__ import open_missing_streams
@@ -153,19 +145,9 @@ def test_a_command_without_streams_ends_as_with_them_and_writes_into_no_other_fi
     assert (tmp_path / "kept").read_bytes() == b"kept"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not limit addresses")
-@pytest.mark.parametrize(
-    ("line", "ends", "named"),
-    [
-        ("mkdir a && cd a && rmdir ../a && MJP list", 2, "cd"),
-        ("ulimit -v 1000000; MJP list attacks", 71, "ulimit -v"),
-    ],
-)
-def test_a_deleted_folder_and_too_few_addresses(
-    line: str, ends: int, named: str, tmp_path: Path
-) -> None:
-    code, errors = shell(line.replace("MJP", MJP), tmp_path)
-    assert (code, errors.count("\n"), named in errors) == (ends, 1, True)
+def test_a_deleted_folder_to_stand_in(tmp_path: Path) -> None:
+    code, errors = shell(f"mkdir a && cd a && rmdir ../a && {MJP} list", tmp_path)
+    assert (code, errors.count("\n"), "cd" in errors) == (2, 1, True)
 
 
 # progress -----------------------------------------------------------------------------------------
@@ -178,49 +160,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-@pytest.mark.parametrize("steps", [8, 10])
 def test_a_line_comes_every_ten_seconds_and_what_is_said_is_logged(
-    clock: list[float], capsys: pytest.CaptureFixture[str], tmp_path: Path, steps: int
+    clock: list[float], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Its speed is that of fresh units, its time that of those left. The last line is not said
-    twice."""
+    """Its speed is that of fresh units, its time that of those left."""
     with Progress("attack", 1100, "images", tmp_path / "log.jsonl") as run:
         run.say("loaded [brackets]", missing=["unk_embed"])
         run.skip(1000)
-        for _ in range(steps):
+        for _ in range(10):
             clock[0] += 3
             run.advance(3, "work")
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == "loaded [brackets]"
     assert [line.split(" · ")[0] for line in lines] == [
-        f"work: {n}/1100" for n in (1012, 1024, 1030)[: steps // 3]
+        f"work: {n}/1100" for n in (1012, 1024, 1030)
     ]
-    left = 100 - 3 * steps
-    assert run.figures() == f"{1100 - left}/1100 · 1.0 images/s · 1 min {left - 60} s left"
+    assert run.figures() == "1030/1100 · 1.0 images/s · 1 min 10 s left"
     (entry,) = read_json_lines(tmp_path / "log.jsonl", FileKind("a log", "Delete it."))
     assert (entry["message"], entry["missing"]) == ("loaded [brackets]", ["unk_embed"])
-
-
-def test_a_terminal_gets_a_bar_after_a_second(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = io.StringIO()
-    console = Console(file=drawn, force_terminal=True, width=100)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    with Progress("reading", lambda: 5) as run:
-        clock[0] += 0.9
-        run.advance()
-        assert run.bar is None
-        clock[0] += 0.2
-        run.advance()
-        run.say("a line [with brackets]")
-        for _ in range(4):  # cells with damage are read twice
-            run.advance(what="ViT")
-        assert run.bar is not None
-        assert run.bar.tasks[0].completed == 6
-        assert run.figures().startswith("6/6 · 5.5 files/s")
-    assert "a line [with brackets]" in drawn.getvalue()
-    assert "ViT" in drawn.getvalue()
 
 
 # stops -------------------------------------------------------------------------------------------
@@ -355,6 +312,8 @@ import atexit, time
 atexit.register(lambda: (print("ready", flush=True), time.sleep(1)))
 return 3
 """
+
+
 FORKS = """
 import os, signal, time
 child = os.fork()

@@ -21,7 +21,6 @@ from mjp_privacy.core.read import (
     FileKind,
     csv_rows,
     is_there,
-    read_csv,
     read_json,
     read_mapping,
     reason,
@@ -214,8 +213,9 @@ def test_numbers_are_written_as_everywhere_else_and_a_config_may_repeat_itself()
 def test_a_sound_table(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     path.write_bytes('\ufefflabel,file\r\n1,"a,b.png"\r\n\r\n2,"two\nlines"\r\n'.encode())
-    table = read_csv(path, KIND, needed=("file",))
-    assert [(row["label"], row["file"]) for row in table] == [("1", "a,b.png"), ("2", "two\nlines")]
+    table = csv_rows(KIND.text(path), path, KIND, needed=("file",))
+    rows = [(row["label"], row["file"]) for _, row in table]
+    assert rows == [("1", "a,b.png"), ("2", "two\nlines")]
     lower = csv_rows("A,b\n1,2\n", path, KIND, column=str.lower)
     assert list(lower) == [(2, {"a": "1", "b": "2"})]
 

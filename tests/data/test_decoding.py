@@ -42,14 +42,6 @@ def of_row(mode: str, *values: Any) -> Image.Image:
     return picture
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "TIFF", "JPEG", "GIF", "WEBP", "JPEG2000"])
-def test_rgb_is_what_pillow_reads(kind: str) -> None:
-    content = encode(noise(), kind)
-    assert np.array_equal(pixels(content), np.asarray(Image.open(io.BytesIO(content)).convert()))
-    if kind in ("PNG", "BMP", "PPM", "TIFF"):
-        assert np.array_equal(pixels(content), np.asarray(noise()))
-
-
 def test_grey_one_bit_transparent_and_palette_pixels() -> None:
     assert row(of_row("L", 7, 9)) == [(7,) * 3, (9,) * 3]
     assert row(of_row("1", 0, 1)) == [(0,) * 3, WHITE]

@@ -20,8 +20,8 @@ from mjp_privacy.data import (
     ImageError,
     ImageRecord,
     Preprocessing,
+    images,
     load_images,
-    made,
     open_images,
     spread_subset,
 )
@@ -123,12 +123,12 @@ def test_embedded_photographs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert np.array_equal(np.asarray(source.decode(record)), astronaut()[32:256, 256:480])
     with pytest.raises(UserError, match="embedded"):
         open_images("embedded", "labels.txt")
-    made.photograph.cache_clear()
+    images.photograph.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(made, "data_folder", lambda: tmp_path)
+        patch.setattr(images, "data_folder", lambda: tmp_path)
         with pytest.raises(UserError, match=str(tmp_path)):
             open_images("embedded")
-    monkeypatch.setattr(made, "find_spec", lambda name: None)
+    monkeypatch.setattr(images, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="scikit-image"):
         open_images("embedded")
 

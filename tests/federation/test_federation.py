@@ -36,7 +36,6 @@ from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models.jigsaw import Grid
 from tests.helpers.federations import MJP, assert_close, config, run, task
 from tests.helpers.uploads import NAME, flip, load_uploads
-from tests.inputs.tensors import with_state
 
 MINUTE, QUICK = "configs/federated/minute.yaml", "configs/federated/quick.yaml"
 Weights = dict[str, torch.Tensor]
@@ -334,14 +333,6 @@ def content(folder: Path) -> Mapping[Path, bytes]:
     return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_damaged_final_weights_are_written_again(out: Path) -> None:
-    path = out / "model.safetensors"
-    before = path.read_bytes()
-    path.write_bytes(before[:-100])
-    run(out.parent)
-    assert path.read_bytes() == before
-
-
 def test_a_damaged_config_is_named_and_written_again(out: Path) -> None:
     for content in (b"", b'{"name": "x", "nmae": "y"}'):
         (out / "federation.json").write_bytes(content)
@@ -364,33 +355,6 @@ def test_a_damaged_evaluation_is_named(out: Path) -> None:
                 reads(place)
     path.write_bytes(b"".join(before.splitlines(keepends=True)[1:]))
     assert len(evaluations(out)) == 2  # the others still hold
-
-
-def test_the_last_measurement_is_made_again_where_no_checkpoint_knows_it(out: Path) -> None:
-    """As those of earlier versions do not."""
-    path = out / "metrics.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    with_state(lambda s: s.update(measured=None))(out / "checkpoint.pt")
-    run(out.parent)
-    assert [line.round for line in evaluations(out)] == [0, 2, 4]
-
-
-@pytest.mark.parametrize(
-    ("named", "change"),
-    [
-        ("measured", lambda s: s.update(measured={"round": 4})),
-        ("5", lambda s: s.update(step=5)),
-        ("first", lambda s: s.update(optimizer={"step": 1, "first": 5, "second": {}})),
-        ("head.bias", lambda s: s["model"].update({"head.bias": torch.zeros(1)})),
-    ],
-)
-def test_a_checkpoint_of_something_else_is_named(out: Path, named: str, change: Damage) -> None:
-    """What all checkpoints are asked: tests/training."""
-    with_state(change)(out / "checkpoint.pt")
-    with pytest.raises(UserError) as caught:
-        run(out.parent)
-    assert "checkpoint.pt" in str(caught.value)
-    assert named in str(caught.value)
 
 
 # uploads ------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from tests.helpers.federations import assert_close, federated_images, small_fede
 pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 
 import tomli
-from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, Context, Error, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from flwr.supercore.task_identity import TaskIdentity
@@ -30,7 +29,7 @@ import mjp_privacy
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.flower import app as flower_app
-from mjp_privacy.federation.flower.app import order_of, reply_of
+from mjp_privacy.federation.flower.app import reply_of
 from mjp_privacy.federation.flower.run import CLIENT_APP, RUN_CONFIG, SERVER_APP
 from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.task import ServerState, Task
@@ -48,32 +47,24 @@ class Grid:
 
     def __init__(self, data: Path, nodes: int = 2, answer: Answer | None = None) -> None:
         self.answer = answer or flower_app.train
-        self.contexts = {
-            10 + at: context(node={"partition-id": at, "num-partitions": nodes}, data=str(data))
-            for at in range(nodes)
-        }
-        self.gone: set[int] = set()
-        self.slow = False  # they come one by one, and their apps take a while to start
+        self.contexts = {10 + at: context(node={}, data=str(data)) for at in range(nodes)}
+        self.asked: list[int] = []
 
     def get_node_ids(self) -> list[int]:
-        if self.slow and self.gone:
-            self.gone.pop()
-        return [node for node in self.contexts if node not in self.gone]
+        return list(self.contexts)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        if self.slow:
-            time.sleep(0.2)
-            assert timeout == RUN_CONFIG["round-timeout"]
+        assert timeout == RUN_CONFIG["round-timeout"]
         return [reply for message in messages if (reply := self._one(message)) is not None]
 
     def _one(self, message: Message) -> Message | None:
         metadata = message.metadata
         metadata.__dict__["_message_id"] = message.object_id
-        answer = self.answer if metadata.message_type == "train" else flower_app.introduce
+        self.asked.append(metadata.dst_node_id)
         try:
-            return answer(message, self.contexts[metadata.dst_node_id])
+            return self.answer(message, self.contexts[metadata.dst_node_id])
         except TimeoutError:
             return None
         except Exception as error:
@@ -226,38 +217,27 @@ def test_a_client_that_fails_is_left_out_of_its_round(
     assert "client 2" in capsys.readouterr().err
 
 
-def test_nodes_that_go_that_never_came_and_that_name_no_partition(
-    data: Path, config: FederationConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_clients_are_dealt_out_to_the_nodes_that_are_there(
+    data: Path, config: FederationConfig, tmp_path: Path
 ) -> None:
-    going = Grid(data, nodes=3)
+    """One that goes is replaced; without any, or told something odd, the run ends in one line."""
+    grid = Grid(data, nodes=3)
 
     def train(message: Message, own: Context) -> Message:
-        going.gone.add(11)
+        if message.content["order"]["round"] == 0:
+            grid.contexts.pop(12, None)
         return flower_app.train(message, own)
 
-    going.answer = train
-    missing = [line["missing"] for line in lines(serve(going, data, tmp_path / "going", config))]
-    assert [list(clients) for clients in missing] == [[], ["1"], ["1"]]
-    late = Grid(data, nodes=3)
-    late.slow, late.gone = True, {10, 11, 12}
-    missing = [line["missing"] for line in lines(serve(late, data, tmp_path / "late", config))]
-    assert missing == [{}, {}, {}]
-    grid = Grid(data, nodes=2)
-    grid.contexts[11].node_config = {"partition-id": 2, "num-partitions": 2}
-    grid.contexts[12] = context(node={})
-    serve(grid, data, tmp_path / "run", config)
-    said = capsys.readouterr().err
-    assert all(word in said for word in ("SuperNode 11", "SuperNode 12", "clients 1"))
-    grid.gone |= {10, 11, 12}
-    with pytest.raises(UserError, match="partition-id"):
+    grid.answer = train
+    missing = [line["missing"] for line in lines(serve(grid, data, tmp_path / "run", config))]
+    assert [list(clients) for clients in missing] == [["2"], [], []]  # it went with its order
+    assert grid.asked == [10, 11, 12, 10, 11, 10, 10, 11, 10]
+    grid.contexts.clear()
+    with pytest.raises(UserError, match="SuperNode"):
         serve(grid, data, tmp_path / "none", config)
     for run in ({"data": ""}, {"record": "most"}, {"patience": 0}, {"round-timeout": "ten"}):
         with pytest.raises(UserError, match=next(iter(run)).replace("-", "_")):
             serve(Grid(data), data, tmp_path / "wrong", config, **run)
-    order = order_of(config, ArrayRecord(), 1, 0)  # nor does a node train another one's client
-    own = context(node={"partition-id": 0, "num-partitions": 2}, data=str(data))
-    with pytest.raises(UserError, match="client 1"):
-        flower_app.train(Message(order, 10, "train"), own)
 
 
 OTHER = {name: reply_of(ClientUpdate({name: torch.zeros(1, 5)})) for name in ("norm.weight", "no")}

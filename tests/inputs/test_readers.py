@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from attacks.prior.files import load_prior
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value, yaml_value
+from mjp_privacy.core.read import FileKind, csv_rows, read_json_lines, read_json_value, yaml_value
 from mjp_privacy.data import open_images
 from mjp_privacy.data.decoding import decode_image
 from mjp_privacy.data.labels import parse_label_file
@@ -85,6 +85,10 @@ def answered(read: Any, *arguments: Any) -> bool:
     return bool(said)
 
 
+def table(path: Path, kind: FileKind) -> None:
+    list(csv_rows(kind.text(path), path, kind))
+
+
 @given(
     content=st.binary(max_size=200)
     | values.map(lambda content: json.dumps(content).encode())
@@ -93,7 +97,7 @@ def answered(read: Any, *arguments: Any) -> bool:
 @drawn
 def test_any_bytes_any_json_any_yaml(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    for read in (read_json_value, read_json_lines, read_csv, TensorFile):
+    for read in (read_json_value, read_json_lines, table, TensorFile):
         answered(read, path, KIND)
     answered(Upload.load, path)
     answered(parse_label_file, "labels", content)

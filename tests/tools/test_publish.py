@@ -16,15 +16,13 @@ import torch
 import yaml
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.figures import exact_share, summary
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.training.config import load_training
 from tests.helpers.report_rows import cell, run_of, synthetic_run
 from tools import publish, published_rows
 from tools.published_rows import read
-from tools.trained_rows import printed_rows, seed_noise
+from tools.trained_rows import seed_noise
 
 ROOT = Path(__file__).resolve().parents[2]
 PSNR = [math.inf, math.inf, math.inf, math.inf, 25.0, 12.0, 19.999, 20.0]
@@ -208,20 +206,3 @@ def test_the_noise_of_seeds_is_that_of_a_table_without_repetition() -> None:
     assert single == pytest.approx(4.3027 * deviation * math.sqrt(2), rel=1e-4)
     assert seed_noise(values + np.array([0.0, 9.0]))[0] == pytest.approx(deviation)
     assert math.isnan(seed_noise(values[:1])[0])
-
-
-def test_every_printed_row_can_be_trained_and_is_attacked_as_it_trains() -> None:
-    experiment = load_experiment(ROOT / "configs" / "ladder_ablations.yaml")
-    names = {**printed_rows(4), **printed_rows(3)}
-    assert {*experiment.models} == {f"{name}_{seed}" for name in names for seed in (0, 1)}
-    for name in names:
-        recipe = load_training(ROOT / "configs" / "training" / "ablations.yaml", name)
-        cells = [cell for cell in expand(experiment) if cell.model in (f"{name}_0", f"{name}_1")]
-        shuffles = recipe.jigsaw.shuffle != "none" and recipe.jigsaw.gamma > 0
-        everything = recipe.jigsaw.shuffle == "patches_and_pixels"
-        gamma = 1.0 if everything else recipe.jigsaw.gamma if shuffles else 0.0
-        assert {cell.gamma for cell in cells} == {gamma}, name
-        assert ("c" in {cell.setting for cell in cells}) == shuffles, name
-        assert {cell.client.dal for cell in cells} == {recipe.model.dal != "none"}, name
-        unmasked = shuffles and not recipe.model.unknown_embedding
-        assert ("b" in {cell.setting for cell in cells}) == unmasked, name

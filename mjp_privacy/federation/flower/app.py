@@ -5,9 +5,9 @@
 OUT/received/r00003_c0017.safetensors   client 17's upload in round 3, with its header
 OUT/rounds.jsonl                        a line for each round: who answered, who did not, and why
 
-A SuperNode plays the clients of its partition: with `partition-id=p num-partitions=n` in its node
-config, which simulated nodes have, these are p, p + n, p + 2n, ... A node config may also name a
-`data` and a `device` of its own. The server needs the images too, since it splits them.
+In every round the participants are dealt out to the SuperNodes that are there: client c to number
+c mod n of them, in the order of their ids. A node config may name a `data` and a `device` of its
+own. The server needs the images too, since it splits them.
 
 Probes, metrics, checkpoints and the final model are those of `rounds.Federation`, so a run that
 was stopped can go on, also with another engine. A client that fails is left out of its round.
@@ -68,25 +68,12 @@ server_app = ServerApp()
 # client -------------------------------------------------------------------------------------
 
 
-@client_app.query()
-def introduce(message: Message, context: Context) -> Message:
-    partition, partitions = _partition(context)
-    fields = ConfigRecord({"partition-id": partition, "num-partitions": partitions})
-    return Message(RecordDict({PARTITION: fields}), reply_to=message)
-
-
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     order = message.content.config_records["order"]
     config = load_federation(json.loads(str(order["config"])))
     weights = tensors(message.content.array_records["weights"])
     client, round = whole(order["client"]), whole(order["round"])
-    partition, partitions = _partition(context)
-    if client % partitions != partition:
-        raise UserError(
-            f"Asked for client {client}: expected one of partition {partition} of {partitions}. "
-            "Give each SuperNode a partition-id of its own."
-        )
     task = _task(config, _setting(context, "data"), _setting(context, "device") or "cpu")
     update = task.client_update(weights, client, round)
     return Message(reply_of(update), reply_to=message)
@@ -98,21 +85,6 @@ def _task(config: FederationConfig, data: str, device: str) -> Task:
     if not data:
         raise UserError("data: expected a path in Flower's run config or the node's, got none.")
     return Task(config, Path(data), device=pick_device(device))
-
-
-def _partition(context: Context) -> tuple[int, int]:
-    """The node's partition-id and num-partitions."""
-    try:
-        names = ("partition-id", "num-partitions")
-        partition, partitions = (int(context.node_config[name]) for name in names)
-        if not 0 <= partition < partitions:
-            raise ValueError
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            "A SuperNode: expected --node-config 'partition-id=0 num-partitions=2', the first "
-            f"number below the second; got {dict(context.node_config)}."
-        ) from error
-    return partition, partitions
 
 
 def _setting(context: Context, name: str) -> str:
@@ -144,7 +116,6 @@ LINES = FileKind(
     "a line for each round, as the federation writes them",
     "Delete this file; it says who answered in which round, and nothing is computed from it.",
 )
-PARTITION = "partition"
 SHOWN, MOST = 8, 1000  # clients that a message names, and characters of what it says of all
 WAIT = 1.0  # seconds between two searches for SuperNodes
 
@@ -154,25 +125,16 @@ class FlowerClients:
 
     def __init__(self, federation: Federation, grid: Grid, run: RunOptions) -> None:
         self.federation, self.grid, self.run = federation, grid, run
-        # By SuperNode: its partition-id and num-partitions, or None where it named none.
-        self.nodes: dict[int, tuple[int, int] | None] = {}
-        self._met = False
         self._missing: dict[int, str] = {}
 
     def uploads(self) -> list[ClientUpdate]:
         """What the participants of the federation's round send, written before it is used."""
-        if self._met:
-            self._introduce()
-        else:
-            self._meet()
-        federation = self.federation
+        federation, nodes = self.federation, self._nodes()
         weights, sent = arrays(federation.weights), list[tuple[int, Message]]()
         self._missing = {}
         for client in federation.task.participants(federation.round):
-            if (node := self._host(client)) is None:
-                self._missing[client] = "no SuperNode plays it"
-                continue
             order = order_of(federation.config, weights, client, federation.round)
+            node = nodes[client % len(nodes)]
             sent.append((client, Message(order, node, MessageType.TRAIN)))
         messages = [message for _, message in sent]
         replies = self.grid.send_and_receive(messages, timeout=self.run.round_timeout)
@@ -190,53 +152,17 @@ class FlowerClients:
             )
         return list(uploads.values())
 
-    # who is there -----------------------------------------------------------------------------
-
-    def _meet(self) -> None:
-        """Wait until every client has a node, or for `patience` no more of them came."""
-        clients = range(self.federation.config.clients.number)
-        known, until = -1, 0.0
-        while True:
-            self._introduce()
-            if len(self.nodes) > known:
-                known, until = len(self.nodes), time.monotonic() + self.run.patience
-            absent = [client for client in clients if self._host(client) is None]
-            if not absent or time.monotonic() > until:
-                break
+    def _nodes(self) -> list[int]:
+        """The SuperNodes that are there, in the order of their ids; waits for the first one."""
+        until = time.monotonic() + self.run.patience
+        while not (nodes := sorted(self.grid.get_node_ids())):
+            if time.monotonic() > until:
+                raise UserError(
+                    f"No SuperNode in {self.run.patience:.0f} s: expected one at least. Start "
+                    "them, or give a longer `patience`."
+                )
             time.sleep(WAIT)
-        if len(absent) == len(clients):
-            raise UserError(
-                f"No client in {self.run.patience:.0f} s: expected SuperNodes with partition-id in "
-                "their node config. Start them, or give a longer `patience`."
-            )
-        if absent:
-            self._say(
-                f"going on without clients {first_of(absent, SHOWN)}: no SuperNode plays them"
-            )
-        self._met = True
-
-    def _introduce(self) -> None:
-        """Ask new nodes which clients they play, which they answer once their app has started, and
-        have the time of a round for; forget the nodes that are gone."""
-        present = set(self.grid.get_node_ids())
-        self.nodes = {node: part for node, part in self.nodes.items() if node in present}
-        new = sorted(present - set(self.nodes))
-        asked = [Message(RecordDict(), node, MessageType.QUERY) for node in new]
-        timeout = self.run.round_timeout
-        for reply in self.grid.send_and_receive(asked, timeout=timeout) if asked else ():
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                self.nodes[node] = None
-                self._say(f"SuperNode {node} cannot take part: {cause(reply.error.reason or '')}")
-                continue
-            fields = reply.content.config_records[PARTITION]
-            self.nodes[node] = whole(fields["partition-id"]), whole(fields["num-partitions"])
-
-    def _host(self, client: int) -> int | None:
-        for node, part in sorted(self.nodes.items()):
-            if part is not None and client % part[1] == part[0]:
-                return node
-        return None
+        return nodes
 
     # what they send --------------------------------------------------------------------------
 
@@ -301,13 +227,10 @@ class FlowerClients:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(path, lambda place: place.write_text(text, "utf-8"))
         for client, why in self._missing.items():
-            self._say(
+            self.federation.journal.say(
                 f"round {round}: client {client} sent no upload ({why}); going on with "
                 f"{len(arrived)} of {len(arrived) + len(self._missing)}"
             )
-
-    def _say(self, message: str) -> None:
-        self.federation.journal.say(message)
 
 
 # what is sent -----------------------------------------------------------------------------------

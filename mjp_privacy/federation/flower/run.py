@@ -54,10 +54,9 @@ class RunOptions:
     record: Literal["all", "attacked", "none"] = "attacked"
     """Which tensors of each upload are written: every one, those of `record.parameters`, none."""
     patience: Positive = 60.0
-    """Seconds to wait for the next SuperNode, until every client has one."""
+    """Seconds to wait for the first SuperNode."""
     round_timeout: Positive = 600.0
-    """Seconds after which a client that has not answered is left out of its round; and a
-    SuperNode, once it is there, that has not said which clients it plays."""
+    """Seconds after which a client that has not answered is left out of its round."""
 
 
 RUN_CONFIG: Mapping[str, str | float] = {
@@ -225,7 +224,6 @@ class SuperLink:
         for node in range(number):
             command = ["flower-supernode", "--insecure", "--superlink", self.address]
             command += ["--port", str(free_port())]
-            command += ["--node-config", f"partition-id={node} num-partitions={number}"]
             nodes.append(self.start(command, f"supernode{node}"))
         for program in nodes:
             self.wait_for(program, lambda log: b"SuperNode ID" in log.read_bytes())
