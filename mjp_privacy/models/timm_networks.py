@@ -73,8 +73,6 @@ class TimmNetwork(Network):
     resampled: Tensor | None = None
     """(N, rows) by which a gradient of the live network's table becomes one of this table; without
     rows where that tells too little."""
-    maps: frozenset[str] = frozenset()
-    """Of those names, tables (1, D, H, W) that are kept as (1, H, W, D)."""
     normalises = False
     """Whether a live network normalises pictures itself: the card's mean and std are of both."""
     tower = ""
@@ -242,6 +240,7 @@ def check_equation(network: TimmNetwork) -> None:
     takes = f"that takes one picture of {size_text(size)} px"
     with torch.no_grad(), code_of(network.net, takes, IN_SIZE):
         given = input_of(network.net, network.patch_embed.proj, x)
+        network.net(x)
     is_picture = given.ndim == 4 and given.shape[1] == x.shape[1]
     is_same = given.shape == x.shape and torch.equal(given, x)
     if given.shape == x.shape and network.normalises:  # which is undone but for rounding
