@@ -502,17 +502,21 @@ def check_same(
             out
     """
     own = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    misshapen = [name for name in own if name in came and tuple(came[name].shape) != own[name]]
+    fitting = set(needed) & set(came) - set(misshapen)
+    if len(fitting) < len(needed) / 2:
+        source = f"{source} is of another network"
     missing, surplus = sorted(set(needed) - set(came)), sorted(set(came) - set(own))
     if missing or surplus:
         what = "lacks" if missing else "has beyond them"
         names = missing or surplus
         raise UserError(
-            f"{source}: of the network's {len(needed)} tensors it {what} "
-            f"{len(names)}: {shown(first_of(names, SHOWN))}. Expected a complete checkpoint of "
-            f"this network, for without a tensor it would be another. {OWN_SIZES}"
+            f"{source}: of the network's {len(needed)} tensors it {what} {len(names)}: "
+            f"{shown(first_of(names, SHOWN))}. Expected a complete checkpoint of this network, for "
+            f"without a tensor it would be another. {OWN_SIZES}"
         )
-    for name, wanted in own.items():
-        if name in came and (got := tuple(came[name].shape)) != wanted:
-            raise UserError(
-                f"{source}: tensor {name!r} has shape {got}, expected {wanted}. {OWN_SIZES}"
-            )
+    if misshapen:
+        name, got = misshapen[0], tuple(came[misshapen[0]].shape)
+        raise UserError(
+            f"{source}: tensor {name!r} has shape {got}, expected {own[name]}. {OWN_SIZES}"
+        )

@@ -73,6 +73,8 @@ class TimmNetwork(Network):
     resampled: Tensor | None = None
     """(N, rows) by which a gradient of the live network's table becomes one of this table; without
     rows where that tells too little."""
+    maps: frozenset[str] = frozenset()
+    """Of those names, tables (1, D, H, W) that are kept as (1, H, W, D)."""
     normalises = False
     """Whether a live network normalises pictures itself: the card's mean and std are of both."""
     tower = ""

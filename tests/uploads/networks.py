@@ -87,12 +87,12 @@ class Positions(Own):
     """Positions as a map that is added to the embedded picture, or as rows and columns; patches
     embedded by 1 × 1 behind a shuffle of pixels."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, side: int = 32, name: str = "pos_map") -> None:
         super().__init__(**first())
         del self.pos_embed
-        self.kind, of = kind, 32 // PATCH
+        self.kind, self.name, of = kind, name, side // PATCH
         if kind == "map":
-            self.pos_map = nn.Parameter(0.1 * torch.randn(1, DIM, of, of))
+            setattr(self, name, nn.Parameter(0.1 * torch.randn(1, DIM, of, of)))
         else:
             self.row_pos = nn.Parameter(0.1 * torch.randn(of, 1, DIM))
             self.column_pos = nn.Parameter(0.1 * torch.randn(of, DIM))
@@ -101,7 +101,7 @@ class Positions(Own):
 
     def embedded(self, x: Tensor) -> Any:
         if self.kind == "map":
-            return (self.embed(x) + self.pos_map).flatten(2).mT
+            return (self.embed(x) + getattr(self, self.name)).flatten(2).mT
         table = (self.row_pos + self.column_pos).permute(2, 0, 1)
         return (self.embed(x) + table).flatten(2).mT
 

@@ -228,6 +228,8 @@ def test_called_attention_computes_what_torchs_does() -> None:
         (lambda: Placed("table"), 32),
         (lambda: Placed("pos_embed", last=True), 32),
         (lambda: Placed("location", last=True), 32),
+        (lambda: Positions("map", 64), 64),  # a map as large as a patch
+        (lambda: Positions("map", name="places"), 32),
     ],
 )
 def test_a_table_is_known_by_what_it_does(make: Any, side: int) -> None:
@@ -238,8 +240,13 @@ def test_a_table_is_known_by_what_it_does(make: Any, side: int) -> None:
 
 @pytest.mark.parametrize("kind", ["map", "rows and columns", "shuffled"])
 def test_positions_may_be_a_map_or_rows_and_columns(kind: str) -> None:
-    assert best_of(leak_of(Positions(kind), photographs(1), **PEELING)) == ("token_peeling", 1, 1)
-    assert leak_of(Positions(kind), photographs(2), batch=2, **PEELING).best.exact == 2
+    size = None if kind == "map" else 32
+    attacks = ["patch_gradient", "token_peeling"]
+    single = leak_of(Positions(kind), photographs(1), img_size=size, attacks=attacks)
+    attack = "patch_gradient" if kind == "map" else "token_peeling"  # a map is each patch's own
+    assert best_of(single) == (attack, 1, 1)
+    given = {"batch": 2, "attacks": "token_peeling", "img_size": size}
+    assert leak_of(Positions(kind), photographs(2), **given).best.exact == 2
 
 
 @pytest.mark.parametrize(("kind", "size"), [("gap", None), ("gap", 48), ("siglip", 48)])

@@ -34,6 +34,7 @@ from mjp_privacy.models.live.parts import (
     Renamed,
     call_attention,
     embed_by_convolution,
+    tables_by_rows,
     tell_size,
     undo_normalisation,
 )
@@ -322,7 +323,9 @@ def _with_own_forward(
     if not of_timms:
         embed_by_convolution(whole, img_size)
     names = {id(parameter): name for name, parameter in whole.named_parameters()}
+    maps: set[str] = set()
     if not of_timms:
+        maps = tables_by_rows(whole)
         call_attention(whole)
     net = whole if of_timms else Renamed(whole, img_size)
     stored = TimmNetwork(net)
@@ -339,6 +342,7 @@ def _with_own_forward(
         renamed |= {name: TABLE for name in names.values() if name not in renamed}
     prefix = prefix.replace(f"{COMPILED}.", "")
     network.renamed = {f"{prefix}{name}": own for name, own in renamed.items()}
+    network.maps = frozenset(f"{prefix}{name}" for name in maps)
     network.other_size = getattr(net, "other_size", None) if spread is None else None
     return network
 
@@ -346,11 +350,11 @@ def _with_own_forward(
 def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A live network's gradients (n, *shape) under the names of its copy, and that of a stretched
     table as one of the copy's table."""
-    names, bare = (
-        network.renamed or {},
-        ((n.replace(f"{COMPILED}.", ""), g) for n, g in sent.items()),
-    )
-    own = {names.get(name, name): gradient for name, gradient in bare}
+    names = network.renamed or {}
+    own = {
+        names.get(name, name): gradient.movedim(2, -1) if name in network.maps else gradient
+        for name, gradient in ((name.replace(f"{COMPILED}.", ""), g) for name, g in sent.items())
+    }
     projection = network.patch_embed.proj
     if isinstance(projection, FlattenedPatches) and PROJECTION in own:
         own[PROJECTION] = projection.placed(own[PROJECTION])

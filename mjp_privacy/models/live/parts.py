@@ -4,8 +4,8 @@
     network.blocks[0].mlp.fc1  # by timm's name, whatever transformers calls it
 
 What no hook or convolution shows is put, in place, into another form that computes the same: a
-linear layer of flattened patches, torch's own attention. Whether a part is what it seems,
-equations say that are tried on every network (`timm_networks.check_equation`,
+linear layer of flattened patches, torch's own attention, a table that is a map. Whether a part is
+what it seems, equations say that are tried on every network (`timm_networks.check_equation`,
 `attacks.equations.block.equations_hold`).
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import Size
@@ -36,6 +37,7 @@ from mjp_privacy.models.network_parts import (
     embeds,
     kind_of,
     likely_grids,
+    named_tables,
     other_size,
     picture_layer,
     picture_of,
@@ -362,6 +364,36 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
         convolution.__dict__["norm"] = before and before.part
         setattr(whole.get_submodule(inner), own, convolution)
         return
+
+
+# tables that are maps -----------------------------------------------------------------------------
+
+
+class ChannelsLast(nn.Module):
+    """Shows a table (1, H, W, D) as the map (1, D, H, W) that a network adds to its own."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.movedim(-1, 1)
+
+    def right_inverse(self, table: Tensor) -> Tensor:
+        """The table as it is kept."""
+        return table.movedim(1, -1).contiguous()
+
+
+def tables_by_rows(whole: nn.Module) -> set[str]:
+    """Keep, in place, tables of positions that are maps (1, D, H, W) as (1, H, W, D); the names of
+    these parameters, whose values stand elsewhere now."""
+    projection, names = convolution_of(whole), set[str]()
+    if projection is None or named_tables(whole, projection.out_channels):
+        return names
+    for name, parameter in list(whole.named_parameters()):
+        inner, _, own = name.rpartition(".")
+        holder = whole.get_submodule(inner)
+        is_map = parameter.ndim == 4 and parameter.shape[:2] == (1, projection.out_channels)
+        if is_map and parameter[0, 0].numel() > 1 and not isinstance(holder, nn.Conv2d):
+            parametrize.register_parametrization(holder, own, ChannelsLast())
+            names.add(name)
+    return names
 
 
 # torch's own attention ----------------------------------------------------------------------------
