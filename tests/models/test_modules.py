@@ -318,6 +318,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {  # a
     "an embedding that is not learned": (Detached, {}, "Detached"),
     "an embedding that is not called": (Uncalled, {}, "Conv2d(3"),
     "overlapping patches": (lambda: timm.create_model("pit_ti_224"), {}, "patch_embed.conv"),
+    "films": (lambda: embedded_by(nn.Conv3d(3, DIM, (1, 8, 8), (1, 8, 8))), {}, "0.0"),
     "six channels": (lambda: embedded_by(nn.Conv2d(6, DIM, 8, 8)), {}, "0.0"),
     "gaps": (lambda: embedded_by(nn.Conv2d(3, DIM, 2, PATCH)), {}, "0.0"),
     "groups": (lambda: embedded_by(nn.Conv2d(3, 3 * DIM, PATCH, PATCH, groups=3)), {}, "groups=3"),

@@ -26,6 +26,7 @@ from mjp_privacy.models.mjp_vit import (
     with_closed_form_block,
 )
 from mjp_privacy.models.sizes import LowRank, Variant
+from mjp_privacy.models.vit import token_norm
 from mjp_privacy.uploads.record import save_weights
 from tests.helpers.models import (
     ARCHITECTURE,
@@ -363,3 +364,19 @@ def test_a_file_of_weights_keeps_its_adapters(tmp_path: Path) -> None:
         with_adapters(loaded, LowRank(2), seed=0)
     with pytest.raises(UserError, match=r"24.*blocks.0.attn.qkv.weight.*25"):
         with_adapters(tiny(), LowRank(25), seed=0)
+
+
+# norms of tokens ----------------------------------------------------------------------------------
+
+
+def test_what_is_no_norm_of_tokens_is_none() -> None:
+    """Norms of all kinds are in tests/uploads/test_own_networks."""
+    rotary, pooled = nn.Module(), nn.Module()
+    rotary.freqs, pooled.query = nn.Parameter(torch.rand(12)), nn.Parameter(torch.rand(12))
+    rotary.forward = lambda x: x[..., None] * rotary.freqs  # type: ignore[method-assign]
+    pooled.forward = lambda x: (x @ pooled.query)[:, None]  # type: ignore[method-assign]
+    others = [
+        *(nn.Linear(12, 12), nn.BatchNorm1d(12).eval(), nn.GroupNorm(3, 12), nn.LayerNorm([3, 4])),
+        *(nn.PReLU(12), nn.Embedding(12, 12), nn.Sequential(nn.LayerNorm(12)), rotary, pooled),
+    ]
+    assert [token_norm(part) for part in others] == [None] * len(others)
