@@ -44,7 +44,6 @@ from mjp_privacy.models.zoo import (
     architecture,
     filled,
     is_timm_network,
-    named_by_sizes,
 )
 
 UnknownInit = Literal["mean_position", "zeros", "random"]
@@ -502,42 +501,22 @@ def check_same(
     needed  the names that the file must hold; others of the network, such as buffers, may be left
             out
     """
-    state = network.state_dict()
-    own = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    own = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    misshapen = [name for name in own if name in came and tuple(came[name].shape) != own[name]]
+    fitting = set(needed) & set(came) - set(misshapen)
+    if len(fitting) < len(needed) / 2:
+        source = f"{source} is of another network"
     missing, surplus = sorted(set(needed) - set(came)), sorted(set(came) - set(own))
     if missing or surplus:
         what = "lacks" if missing else "has beyond them"
         names = missing or surplus
         raise UserError(
-            f"{source}{_of_another(came, state)}: of the network's {len(needed)} tensors it {what} "
-            f"{len(names)}: {shown(first_of(names, SHOWN))}. Expected a complete checkpoint of "
-            f"this network, for without a tensor it would be another. {OWN_SIZES}"
+            f"{source}: of the network's {len(needed)} tensors it {what} {len(names)}: "
+            f"{shown(first_of(names, SHOWN))}. Expected a complete checkpoint of this network, for "
+            f"without a tensor it would be another. {OWN_SIZES}"
         )
-    for name, wanted in own.items():
-        if name in came and (got := tuple(came[name].shape)) != wanted:
-            raise UserError(
-                f"{source}{_of_another(came, state)}: tensor {name!r} has shape {got}, expected "
-                f"{wanted}. {OWN_SIZES}"
-            )
-
-
-def _of_another(came: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-    """That tensors are of another network than `own`, and of which, where they show it: they are a
-    plain ViT's of other sizes, or most of `own` are missing; else nothing."""
-    sizes: list[tuple[int, int, int] | None] = []
-    for state in (came, own):
-        try:
-            shape = shape_of(state, "")
-        except UserError:  # no plain ViT
-            sizes.append(None)
-        else:
-            sizes.append((shape["patch_size"], shape["embed_dim"], shape["depth"]))
-    if sizes[0] is None:
-        is_another = len(own.keys() & came.keys()) < len(own) / 2
-        return " is of another network" if is_another else ""
-    if sizes[0] == sizes[1]:
-        return ""
-    patch, width, depth = sizes[0]
-    names = ", ".join(named_by_sizes(*sizes[0]))
-    plain = f"a plain ViT of width {width}, {depth} blocks and patches of {patch} px"
-    return f" is of another network, {plain}{names and f' ({names})'}"
+    if misshapen:
+        name, got = misshapen[0], tuple(came[misshapen[0]].shape)
+        raise UserError(
+            f"{source}: tensor {name!r} has shape {got}, expected {own[name]}. {OWN_SIZES}"
+        )

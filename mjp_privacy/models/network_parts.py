@@ -89,6 +89,8 @@ class Ran(NamedTuple):
     part: nn.Module
     given: Any
     output: Any
+    tokens_first: bool
+    """Whether it was given tokens as (T, 1, D), for `vit.pictures_first`."""
 
 
 def run_of(
@@ -135,10 +137,11 @@ def _run(
     run: list[Ran] = []
 
     def keep(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if part in kept:
-            run.append(Ran(part, next(iter((*given, *named.values())), None), output))
-        else:
-            run.append(Ran(part, None, None))
+        taken, is_kept = next(iter((*given, *named.values())), None), part in kept
+        is_turned = (
+            isinstance(taken, Tensor) and taken.ndim == 3 and taken.shape[1] == 1 < len(taken)
+        )
+        run.append(Ran(part, taken if is_kept else None, output if is_kept else None, is_turned))
 
     hooks = [part.register_forward_hook(keep, with_kwargs=True) for part in module.modules()]
     try:

@@ -242,6 +242,7 @@ def check_equation(network: TimmNetwork) -> None:
     takes = f"that takes one picture of {size_text(size)} px"
     with torch.no_grad(), code_of(network.net, takes, IN_SIZE):
         given = input_of(network.net, network.patch_embed.proj, x)
+        network.net(x)
     is_picture = given.ndim == 4 and given.shape[1] == x.shape[1]
     is_same = given.shape == x.shape and torch.equal(given, x)
     if given.shape == x.shape and network.normalises:  # which is undone but for rounding

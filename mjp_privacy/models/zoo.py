@@ -241,14 +241,6 @@ def architecture(name: str) -> ModelSpec:
     return ModelSpec(name, **known, mlp_ratio=4.0, activation="gelu")
 
 
-def named_by_sizes(patch: int, width: int, depth: int) -> list[str]:
-    """What timm and torchvision call plain ViTs of these sizes: named_by_sizes(16, 192, 12) is
-    ["vit_tiny_patch16"]."""
-    of_timm = {f"vit_{name}_patch{patch}": (patch, *sizes[:2]) for name, sizes in _WIDTHS.items()}
-    names = of_timm | {name: sizes[1:4] for name, sizes in _TORCHVISION.items()}
-    return [name for name, sizes in names.items() if sizes == (patch, width, depth)]
-
-
 def timm_spec(name: str) -> ModelSpec:
     """What timm declares for a download (`NAME[.tag]`), including mean, std, size and crop."""
     from timm.models import get_pretrained_cfg

@@ -271,12 +271,6 @@ class Detached(Convolved):
         return super().patches(x).detach()
 
 
-def normed_weights() -> nn.Module:
-    module = Convolved()
-    nn.utils.parametrizations.weight_norm(module.embed)
-    return module
-
-
 class TwoTables(Upended):
     """One with a second table of positions, of which none is of the patches in order."""
 
@@ -323,7 +317,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {  # a
     "rows from below, a head of zeros": (Upended, {}, "Upended"),
     "an embedding that is not learned": (Detached, {}, "Detached"),
     "an embedding that is not called": (Uncalled, {}, "Conv2d(3"),
-    "a norm of weights": (normed_weights, {}, "Convolved"),
     "overlapping patches": (lambda: timm.create_model("pit_ti_224"), {}, "patch_embed.conv"),
     "films": (lambda: embedded_by(nn.Conv3d(3, DIM, (1, 8, 8), (1, 8, 8))), {}, "0.0"),
     "six channels": (lambda: embedded_by(nn.Conv2d(6, DIM, 8, 8)), {}, "0.0"),

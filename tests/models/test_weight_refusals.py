@@ -76,7 +76,7 @@ FILES: list[tuple[Callable[[State], State], dict[str, Any], str]] = [
     (beside("head.\x1b[2J", 24), {}, r"head.\x1b[2J"),
     (beside("blocks.1.attn.qkv.weight", 72, 24, dtype=torch.int8), {}, "blocks.1.attn.qkv.weight"),
     (without(), {"name": "vit_tiny_patch16_224"}, "blocks.10"),
-    (named("vit_tiny_patch16_224"), {"name": "vit_small_patch16_224"}, "(vit_tiny_patch16)"),
+    (named("vit_tiny_patch16_224"), {"name": "vit_small_patch16_224"}, "another network"),
     (named("resnet18"), {"name": DINO, "num_heads": None, "num_classes": 5}, "another network"),
 ]
 

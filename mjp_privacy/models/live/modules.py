@@ -12,8 +12,8 @@ are no more of them than stored positions; else it is taken as withheld.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -329,14 +329,9 @@ def _with_own_forward(
         call_attention(whole)
     net = whole if of_timms else Renamed(whole, img_size)
     stored = TimmNetwork(net)
-    size, spread = stored.grid.pixels(stored.patch_size), None
-    if img_size is not None and height_width(img_size) != size:
-        size = height_width(img_size)
+    size, spread = img_size and height_width(img_size), None
+    if size and size != stored.grid.pixels(stored.patch_size):
         spread = _at_size(stored, size)
-    expected = f"that takes one picture of {size_text(size)} px"
-    blocks = net.blocks if isinstance(net, Renamed) else nn.Module()
-    with torch.no_grad(), code_of(net, expected, IN_SIZE), _marked_order(blocks):
-        net(stored.patch_embed.proj.weight.new_zeros(1, stored.channels, *size))
     network = of_timm(net, mean=mean, std=std)
     renamed = {names[id(p)]: name for name, p in net.named_parameters() if id(p) in names}
     if spread is not None:
@@ -377,24 +372,6 @@ def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]
 def rebuilt_by_name(network: Network) -> bool:
     """Whether a file of the network's weights says all that it takes to build it again."""
     return not isinstance(getattr(network, "net", None), Renamed) and network.channels == 3
-
-
-@contextmanager
-def _marked_order(blocks: nn.Module) -> Iterator[None]:
-    """Where the network is given one picture in this block, its parts keep whether they were given
-    tokens as (T, 1, D), for `vit.pictures_first`."""
-
-    def look(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        tokens = next(iter((*given, *named.values())), None)
-        if isinstance(tokens, Tensor) and tokens.ndim == 3 and tokens.shape[1] == 1 < len(tokens):
-            part.__dict__["tokens_first"] = True
-
-    handles = [part.register_forward_pre_hook(look, with_kwargs=True) for part in blocks.modules()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # a table that is stretched to the pictures --------------------------------------------------------

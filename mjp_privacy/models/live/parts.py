@@ -106,6 +106,8 @@ class Renamed(nn.Module):
             self.norm_pre = of_sums
         self.head = _classifier(module, blocks, run)
         self.num_classes = getattr(self.head, "out_features", 0)
+        for part in {*blocks.modules()} & {ran.part for ran in run if ran.tokens_first}:
+            part.__dict__["tokens_first"] = True
         if block := next(iter(blocks.children()), None):
             named = named_block(block, run)
             if named is not None:
@@ -206,7 +208,7 @@ def _norms_before(
     inner, count = {*blocks.modules()}, len(patches)
 
     def given(expected: Tensor) -> nn.Module | None:
-        for part, tokens, _ in run if len(inner) > 1 else ():
+        for part, tokens, *_ in run if len(inner) > 1 else ():
             if not isinstance(tokens, Tensor) or tokens.shape[-1:] != expected.shape[-1:]:
                 continue
             rows = tokens.reshape(-1, tokens.shape[-1])
