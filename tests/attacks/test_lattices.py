@@ -14,9 +14,8 @@ from attacks.budget import Budget, limited
 from attacks.equations.patch_system import normalised
 from attacks.equations.span import hull_rows, split_hull
 from attacks.lattice.cost import GREY, Frame, Reals
-from attacks.lattice.integers import whole_columns
 from attacks.lattice.unmixing import FIXED, FREE, Unmixed, continued, unmix
-from attacks.patch_variants import SURE
+from attacks.patch_variants import SURE, whole_columns
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Pixels, Reconstruction
 from mjp_privacy.models import LoadedModel

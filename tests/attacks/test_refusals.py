@@ -292,8 +292,6 @@ class Mine(Usual):
         (CLASS + "    size: int\n", {}, "TypeError"),
         (CLASS + "    def __post_init__(self): raise KeyError('no table')\n", {}, "no table"),
         (CLASS + "    name = 'mine'\n", {}, "published, victim, uploads, needs, unsupported, run"),
-        (WHOLE.replace('"mine"', '"yours"'), {}, "yours"),
-        (WHOLE + "    traits = ('masks', 'telepathy')\n", {}, "telepathy"),
         (WHOLE, {"szes": [1]}, "sizes"),
         (WHOLE, {"sizes": [1, "2"]}, "[1, '2']"),
         (WHOLE, {"sizes": [True]}, "[True]"),
