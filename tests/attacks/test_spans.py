@@ -328,7 +328,7 @@ def test_rows_beside_a_guess_are_those_of_dense_conditioning() -> None:
     upload, mean, covariance = noisy("a")
     guess = most_probable([upload], mean, covariance, None, mean.expand(upload.pull().shape))
     found = upload.with_rows(guess).rows
-    a, g, sent = upload.error.rows, upload.error.total, upload.error.sent
+    (a, g), sent = upload.errors, upload.sent
     joint = a * guess.mT @ guess + g * torch.eye(guess.shape[1])  # of G's row, given the rows sent
     gain = a * guess @ torch.linalg.inv(joint)
     wanted = sent + gain @ (upload.total - sent.mT @ guess).mT
