@@ -40,6 +40,7 @@ from attacks.equations.completion import (
     FieldEnergy,
     complete,
     complete_patchwise,
+    conjugate_gradients,
     field_energy,
     whole_picture,
 )
@@ -319,7 +320,12 @@ def _solved(
         return torch.stack([upload.force(patches) for upload in uploads]).sum(0) + prior
 
     force_at_centre = torch.stack([upload.force(centre) for upload in uploads]).sum(0)
-    return centre + _conjugate_gradients(apply, pull - force_at_centre, inverse, guess - centre)
+    wanted, start = pull - force_at_centre, guess - centre
+    least, pulled = TOLERANCE**2 * (wanted * inverse(wanted)).sum(), apply(start)
+    left = wanted - pulled
+    if not (start * (pulled / 2 - wanted)).sum() < 0:  # the quadratic is less at the centre, 0
+        start, left = torch.zeros_like(wanted), wanted
+    return centre + conjugate_gradients(apply, left, inverse, steps=STEPS, start=start, least=least)
 
 
 def _patches_alone(
@@ -340,38 +346,3 @@ def _patches_alone(
         return u @ ((u.mT @ force @ v) / scale) @ v.mT
 
     return torch.linalg.inv(covariance), inverse
-
-
-def _conjugate_gradients(
-    apply: Callable[[Tensor], Tensor],
-    wanted: Tensor,
-    inverse: Callable[[Tensor], Tensor],
-    guess: Tensor,
-) -> Tensor:
-    """The solution X of apply(X) = wanted, `inverse` being the preconditioner.
-
-    Starts at the guess where the quadratic is less there than at zero. Residuals are measured in
-    the preconditioner's norm. Stops with the last X where rounding or NaN makes a step impossible.
-    """
-    solution, residual = torch.zeros_like(wanted), wanted
-    shaped = inverse(residual)
-    product = (residual * shaped).sum()
-    target = TOLERANCE**2 * product
-    pulled = apply(guess)
-    if (guess * (pulled / 2 - wanted)).sum() < 0:  # the quadratic at X = 0 is 0
-        solution, residual = guess, wanted - pulled
-        shaped = inverse(residual)
-        product = (residual * shaped).sum()
-    direction = shaped
-    for _ in range(STEPS):
-        moved = apply(direction)
-        curvature = (direction * moved).sum()
-        if not product > target or not curvature > 0:
-            break
-        step = product / curvature
-        solution = solution + step * direction
-        residual = residual - step * moved
-        shaped = inverse(residual)
-        next_product = (residual * shaped).sum()
-        direction, product = shaped + next_product / product * direction, next_product
-    return solution

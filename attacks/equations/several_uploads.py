@@ -134,20 +134,15 @@ def several_uploads(systems: Sequence[PatchSystem], index: int) -> SeveralUpload
     unknown, sums = uploads.hidden & ~known, uploads.sums
     if sums is not None:
         sums = sums - (rows * uploads.hidden.unsqueeze(-1)).sum(1)
-    whole = ~unknown.any(1)
-    knowledge = _by_rows(uploads, rows[whole], whole) or _by_columns(uploads, columns)
-    return SeveralUploads(knowledge, replace(uploads, rows=rows, hidden=unknown, sums=sums))
-
-
-def _by_rows(uploads: _Uploads, rows: Tensor, whole: Tensor) -> Knowledge | None:
-    """The patches by the uploads, `whole` (K,) bool, of which all rows (k, N, D) are known; None
-    where these do not determine them."""
-    stacked = rows.transpose(0, 1).flatten(1)
+    whole = ~unknown.any(1)  # the uploads of which all rows are known, which may determine all
+    stacked = rows[whole].transpose(0, 1).flatten(1)
     strengths = torch.linalg.svdvals(stacked)
     if _rank(strengths) < len(stacked) or strengths[-1] <= uploads.noise:
-        return None
-    patches = least_squares(stacked, uploads.total[whole].flatten(0, 1))
-    return Knowledge(patches, uploads.basis[:0], uploads.hidden.all(0))
+        knowledge = _by_columns(uploads, columns)
+    else:
+        patches = least_squares(stacked, uploads.total[whole].flatten(0, 1))
+        knowledge = Knowledge(patches, uploads.basis[:0], uploads.hidden.all(0))
+    return SeveralUploads(knowledge, replace(uploads, rows=rows, hidden=unknown, sums=sums))
 
 
 def _by_columns(uploads: _Uploads, columns: _Columns) -> Knowledge:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.equations import PATCH, QKV, TABLE
+from attacks.equations import PATCH, TABLE
 from attacks.equations.patch_system import (
     PatchSystem,
     condition_and_rank,
@@ -25,7 +24,6 @@ from attacks.equations.span import combine, upload_span
 from attacks.patch_gradient import PatchGradient
 from mjp_privacy import load_images, load_model
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import HALF, FedSGDClient
 from mjp_privacy.client.upload import make_upload, rounded
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
@@ -204,36 +202,10 @@ def test_the_number_of_threads_and_of_systems_changes_no_bit(threads: int) -> No
 
 # the error of autocast: what is declared against what is measured ---------------------------------
 
-COUNT = 4
 BOUND = 1.05
 """How many times too small or large the declared error may be; defences are held to 1.4."""
 
 each_kind = pytest.mark.parametrize("kind", ["bf16", "fp16"])
-
-
-@cache
-def trained() -> LoadedModel:
-    """A packaged ViT that was trained with MJP."""
-    return load_model("cifar_vit_mjp")
-
-
-def photographs() -> Tensor:
-    return torch.stack([image for image, *_ in load_images("embedded", size=56, limit=COUNT)])
-
-
-@cache
-def upload(kind: str, round: int = 0, setting: str = "c") -> ClientUpdate:
-    """What an MJP client sends in this round; in setting a, one without MJP."""
-    model, ids = trained(), [f"image {place}" for place in range(COUNT)]
-    feeding = Feeding(ClientConfig(), setting, 0.27, model.patch_size, 0)
-    inputs = feeding.input(photographs(), torch.arange(COUNT), ids, round)
-    names = [TABLE, "unk_embed", PATCH, QKV]
-    return make_upload(model, [inputs], ClientConfig(autocast=kind), names=names, round=round)
-
-
-def of_uploads(model: LoadedModel, *updates: ClientUpdate) -> AttackerView:
-    card = model.card
-    return AttackerView(model, updates, Pixels(card.img_size, card.mean, card.std), None, "plain")
 
 
 def is_declared(declared: Tensor, error: Tensor, bound: float = BOUND) -> None:
@@ -248,14 +220,18 @@ def is_declared(declared: Tensor, error: Tensor, bound: float = BOUND) -> None:
 def test_the_rows_that_were_multiplied_are_known_exactly(kind: str, dal: bool) -> None:
     """G is their product with the rounded patches, up to the declared rounding of its entries; the
     gradient of MJP's extra loss is taken out as the client rounded it."""
-    model, update, images = trained(), upload(kind, setting="a"), photographs()
     if dal:
         model = tiny(unknown_embedding=True, dal="nonlinear").float()
         images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
-        inputs = ClientInput(images, torch.arange(2), ("a", "b"))
-        client = ClientConfig(autocast=kind, dal=True, dal_lambda=10)
-        update = make_upload(model, [inputs], client, names=[TABLE, PATCH])
-    system = patch_system(of_uploads(model, update), update)
+    else:
+        model = load_model("cifar_vit_mjp")
+        images = torch.stack([image for image, *_ in load_images("embedded", size=56, limit=4)])
+    ids = [f"image {place}" for place in range(len(images))]
+    inputs = ClientInput(images, torch.arange(len(images)), ids)
+    client = ClientConfig(autocast=kind, dal=dal, dal_lambda=10)
+    update = make_upload(model, [inputs], client, names=[TABLE, PATCH])
+    pixels = Pixels(model.card.img_size, model.card.mean, model.card.std)
+    system = patch_system(AttackerView(model, [update], pixels, None, "plain"), update)
     patches = rounded(to_patches(model.normalize(images), model.patch_size), HALF[kind])
     left = system.total - system.rows.mT @ patches
     is_declared(error_of(update, PATCH), left)
