@@ -187,16 +187,6 @@ def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Co
             f"{', '.join(members)}, as `mjp_privacy.interfaces` describes them; declare a value "
             "that is not an option as a ClassVar."
         )
-    if unknown := {*getattr(attack, "traits", ())} - TRAITS.keys():
-        raise UserError(
-            f"Attack {name}: {entry.where} has the traits {', '.join(sorted(unknown))}, which no "
-            f"report knows. Expected some of {', '.join(TRAITS)}."
-        )
-    if attack.name != name:
-        raise UserError(
-            f"Attack {name}: {entry.where} calls itself {attack.name!r}. Give its `name` and the "
-            "line that registers it the same name."
-        )
     return attack
 
 

@@ -33,9 +33,11 @@ from attacks.equations.patch_system import (
     condition_and_rank,
     lacks_positions,
     located,
+    minimum_norm_solve,
     no_gradient,
     of_steps,
     pictures_of,
+    pseudo_inverse,
     to_unit_range,
     too_few_equations,
     unless_underdetermined,
@@ -84,14 +86,18 @@ class April(Usual):
             images = april_one_by_one(view.model, update.grads, view.pixels, update.dtype)
             facts = condition_and_rank(table_grads, update.dtype)
             return Reconstruction(to_unit_range(view, images), diagnostics=facts)
-        from attacks.breaching import BatchedAprilAttacker
-
-        attacker = BatchedAprilAttacker(view.model)
-        z, singular_values = attacker.embeddings(table_grads, update.grads[QKV])
+        weight = view.model.get_parameter(QKV).detach()
+        z, singular_values = minimum_norm_solve(table_grads, update.grads[QKV], factor=weight)
         z = z - view.model.table.detach().double()
         diagnostics = condition_and_rank(table_grads, update.dtype, singular_values)
-        images = pictures_of(view, attacker.patches(z[:, 1:]))
+        images = pictures_of(view, inverted(view.model, z[:, 1:]))
         return Reconstruction(images, diagnostics=diagnostics)
+
+
+def inverted(model: MJPVisionTransformer, z: Tensor) -> Tensor:
+    """Patches W^+ (z - bias) (n, N, p) of embeddings z (n, N, D), positions subtracted."""
+    inverse = pseudo_inverse(model.patch_embed.proj.weight.detach().double().flatten(1))
+    return (z - model.patch_bias.detach().double()) @ inverse.mT
 
 
 def refused(view: AttackerView, names: Sequence[str]) -> Refusal | None:
@@ -146,20 +152,18 @@ class UnknownAwareApril(Usual):
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Read the mask off the zero rows, then solve with one row for all masked patches."""
-        from attacks.breaching import BatchedAprilAttacker
-
         model, update = view.model, view.updates[0]
         assert model.unk_embed is not None
         table_grads = update.grads[TABLE].squeeze(1)
         rows = torch.cat((table_grads, update.grads[UNKNOWN].squeeze(1)), dim=1)
-        attacker = BatchedAprilAttacker(model)
-        z, singular_values = attacker.embeddings(rows, update.grads[QKV])
+        weight = model.get_parameter(QKV).detach()
+        z, singular_values = minimum_norm_solve(rows, update.grads[QKV], factor=weight)
         hidden = located(view, update)
         masked_embedding = z[:, -1:] - model.unk_embed.detach().double()
         visible_embeddings = z[:, 1:-1] - model.table.detach().double()[:, 1:]
         z = torch.where(hidden.unsqueeze(-1), masked_embedding, visible_embeddings)
         return Reconstruction(
-            pictures_of(view, attacker.patches(z)),
+            pictures_of(view, inverted(model, z)),
             mask=hidden,
             diagnostics=condition_and_rank(rows, update.dtype, singular_values)
             | {"zero_rows": (table_grads == 0).all(-1).sum(-1).double()},

@@ -44,6 +44,7 @@ from attacks.equations.patch_system import (
     is_disturbed,
     lacks_patch_system,
     minimised,
+    of_pixels,
     patch_system,
     per_image,
     pictures_of,
@@ -120,9 +121,8 @@ class SpanMatching(Usual):
     traits = ("batches", "masks", "noise", "steps", "public photographs", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
-        """All gradients but the localization regressor's, which does not depend on the pixels."""
-        names = [name for name, _ in model.named_parameters()]
-        return [name for name in names if not name.startswith("dal_regressor.")]
+        """All gradients that depend on the pixels."""
+        return of_pixels(model)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why there is no span to match gradients in, no gradient to match, or no label."""

@@ -20,7 +20,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.budget import spent
 from attacks.equations.completion import FieldEnergy
-from attacks.equations.patch_system import minimum_norm_solve, pseudo_inverse
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.interfaces import Grads, Pixels
 from mjp_privacy.models import MJPVisionTransformer
@@ -62,7 +60,6 @@ def parts_of_breaching() -> Iterator[None]:
 
 with parts_of_breaching():
     from breaching import attacks as shipped
-    from breaching.attacks.analytic_attack import AprilAttacker
 
 
 def configuration(
@@ -116,38 +113,6 @@ def april_one_by_one(
         data, _ = attacker.reconstruct(payload, shared, server_secrets={})
         images.append(data["data"][0])
     return torch.stack(images)
-
-
-class BatchedAprilAttacker(AprilAttacker):
-    """breaching's attacker for n images at once: the same two solves, in float64.
-
-    The inverse of the patch embedding depends on the model alone, so it is computed once.
-    """
-
-    def __init__(self, model: MJPVisionTransformer) -> None:
-        # breaching copies what it is given, which takes longer than the attack
-        super().__init__(
-            nn.Module(), nn.CrossEntropyLoss(), configuration(("april_analytic",), torch.double, {})
-        )
-        self.network = model
-
-    @cached_property
-    def embedding_inverse(self) -> Tensor:
-        """W^+ (p, D), the pseudo-inverse of the patch embedding."""
-        return pseudo_inverse(self.network.patch_embed.proj.weight.detach().double().flatten(1))
-
-    def embeddings(self, table_grads: Tensor, qkv_grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Z = lstsq(A^T, b) (n, R, D) and the singular values of A (n, R), descending.
-
-        table_grads A (n, R, D), one row per token; b = Wq^T dWq + Wk^T dWk + Wv^T dWv.
-        """
-        weight = self.network.get_parameter("blocks.0.attn.qkv.weight").detach()
-        return minimum_norm_solve(table_grads, qkv_grads, factor=weight)
-
-    def patches(self, z: Tensor) -> Tensor:
-        """W^+ (z - bias): z (n, N, D), positions subtracted -> (n, N, p)."""
-        bias = self.network.patch_bias.detach().double()
-        return (z - bias) @ self.embedding_inverse.mT
 
 
 # breaching's gradient matching --------------------------------------------------------------------

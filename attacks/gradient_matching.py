@@ -51,6 +51,7 @@ from attacks.equations.patch_system import (
     localization_part,
     located,
     no_gradient,
+    of_pixels,
     patch_rows,
     to_unit_range,
     zero_rows,
@@ -77,9 +78,8 @@ class Matching(Usual, ABC):
     """Weight of the cosine distance of the position table's gradient alone."""
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
-        """All gradients but the localization regressor's, which does not depend on the pixels."""
-        names = [name for name, _ in model.named_parameters()]
-        return [name for name in names if not name.startswith("dal_regressor.")]
+        """All gradients that depend on the pixels."""
+        return of_pixels(model)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why there is nothing to match: no usable gradient, no labels, or no position table."""

@@ -185,9 +185,12 @@ class LayerSpan(Usual):
         self, view: AttackerView, step: int, left: StepUpload, generator: torch.Generator
     ) -> list[BatchPicture]:
         """The pictures of one step, as many as its batch has, those that were found first."""
-        found = list[BatchPicture]()
-        for picture in self._by_tokens(view, step, left):
-            found.append(picture)
+        found, sent, exact = list[BatchPicture](), view.updates[0], copied(left.model).double()
+        read = lacks_tokens(view) is None and not lacks_equations(exact, sent.batch)
+        for picture in token_pictures(view, sent, step, exact, self.prior) if read else ():
+            if not picture.is_verified:
+                continue
+            found.append(BatchPicture(picture.patches, picture.outside))
             if left.update.batch == 1:
                 return found
             left = left.without(picture.patches)
@@ -204,14 +207,6 @@ class LayerSpan(Usual):
             if batch == 1:
                 return found
             left = left.without(found[-1].patches)
-
-    def _by_tokens(self, view: AttackerView, step: int, left: StepUpload) -> list[BatchPicture]:
-        """The pictures of a step whose tokens are all found, and that their layers verify."""
-        sent, model = view.updates[0], copied(left.model).double()
-        if lacks_tokens(view) is not None or lacks_equations(model, sent.batch):
-            return []
-        pictures = token_pictures(view, sent, step, model, self.prior)
-        return [BatchPicture(one.patches, one.outside) for one in pictures if one.is_verified]
 
 
 # 8-bit pictures, by a lattice ---------------------------------------------------------------------

@@ -309,13 +309,20 @@ class PixelLattice(Usual):
         """Exact patches where a lattice is found, else `masked_span`'s guess."""
         update, system = view.updates[0], self.system(view)
         images, orders, facts = [], [], list[dict[str, float]]()
+        grid, size = view.model.grid, view.model.patch_size
         for index, filled in enumerate(self.span.solve(view, [system]).patches):
-            guess = pictures(view, filled.unsqueeze(0))[0]
+            guess, hidden = pictures(view, filled.unsqueeze(0))[0], system.hidden[index]
+            patches, order = to_patches(guess, size), torch.arange(len(hidden))
+            seen = dict.fromkeys(self.seen, torch.nan)
             with image(index):
-                picture, order, found = self._picture(view, system, index, guess)
-            images.append(picture)
+                exact = self._exact(view, system, index, guess)
+                if exact is not None:
+                    exact, order, seen = self._placed(view, index, exact, hidden)
+                    patches = _levelled(exact.patches, exact.unmixed.frame.colours, view)
+                images.append(to_images(wanted(view, hidden, patches), grid, size))
+            is_found = float(exact is not None) if hidden.any() else torch.nan
             orders.append(order)
-            facts.append(found)
+            facts.append({"lattice_found": is_found, **seen})
         return Reconstruction(
             torch.stack(images),
             mask=system.hidden,
@@ -325,22 +332,6 @@ class PixelLattice(Usual):
                 **{name: torch.tensor([one[name] for one in facts]).double() for name in facts[0]},
             },
         )
-
-    def _picture(
-        self, view: AttackerView, system: PatchSystem, index: int, guess: Tensor
-    ) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """One picture (C, H, W), the permutation (N,), and whether there was a lattice."""
-        exact = self._exact(view, system, index, guess)
-        hidden = system.hidden[index]
-        facts = {"lattice_found": float(exact is not None) if hidden.any() else torch.nan}
-        patches, order = to_patches(guess, view.model.patch_size), torch.arange(len(hidden))
-        seen = dict.fromkeys(self.seen, torch.nan)
-        if exact is not None:
-            exact, order, seen = self._placed(view, index, exact, hidden)
-            patches = _levelled(exact.patches, exact.unmixed.frame.colours, view)
-        shown = wanted(view, hidden, patches)
-        picture = to_images(shown, view.model.grid, view.model.patch_size)
-        return picture, order, facts | seen
 
     def _placed(
         self, view: AttackerView, index: int, exact: _Exact, hidden: Tensor

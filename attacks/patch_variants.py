@@ -51,10 +51,11 @@ from attacks.equations.patch_system import (
 )
 from attacks.equations.sent_gradients import rounding_error, weight_rounding
 from attacks.jigsaw import border_costs, solve
-from attacks.lattice.integers import OPEN, whole_columns
+from attacks.lattice.cost import Reals, lll, nearest_plane
 from attacks.patch_gradient import PatchGradient
 from attacks.prior.files import patch_moments
 from attacks.prior.gaussian import PatchPrior, noise_by_direction, posterior_patches
+from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
@@ -122,7 +123,7 @@ class PatchIntegers(PatchPriorAttack):
     """The system of `patch_gradient` where patches outnumber the width, solved in levels of 8 bits.
 
     A^T X = G leaves N - D + 1 directions of X open, since behind LayerNorms the rows of A are
-    orthogonal to ones. But each pixel's N values are whole (`lattice.integers`), which also tells
+    orthogonal to ones. But each pixel's N values are whole (`whole_columns`), which also tells
     what errors of an upload leave open. Pixels that stay in doubt are as `patch_prior` has them.
     """
 
@@ -181,6 +182,58 @@ class PatchIntegers(PatchPriorAttack):
             diagnostics={**solved.diagnostics, **certain, OPEN_LEVELS: free},
             inapplicable={**reasons, **dict.fromkeys(masked, HIDDEN)},
         )
+
+
+# whole numbers of which a linear system knows too little ------------------------------------------
+
+
+OPEN = 0.5  # standard deviation from which rounding does not tell a direction
+LEAST, EACH = 24, 2.5  # numbers in the lattice, and further ones for each direction that is open
+FEW, LEFT = 12, 0.03  # open directions with which more numbers cost little; spread of the others
+FINE = 2.0**12  # precision of the lattice
+
+
+def whole_columns(mean: Reals, covariance: Reals) -> tuple[Reals, Reals]:
+    """The whole columns (N, p) nearest to means (N, p), whose covariance (N, N) is known up to a
+    factor of each column; and (p,) how far each is on the way to another vector, at most: 0 at the
+    nearest one, .5 halfway. Of numbers that are not whole, or of too large errors, some of N are
+    nearly halfway.
+
+    Z^N has few vectors near the directions that are known to a small fraction of 1: with R^T R the
+    covariance's inverse, it is the vector of the lattice spanned by R's columns that is nearest to
+    R mean. LLL shortens that basis once for all columns, and Babai's nearest plane finds each
+    (Lenstra, Lenstra, Lovász 1982; Babai 1986; Teunissen 1995). Only some of the N numbers enter
+    the lattice; where few are open there may be more, until what is left of the others' spread,
+    once those are known, is far below 1.
+    """
+    count, free = len(mean), int((np.linalg.eigvalsh(covariance) > OPEN**2).sum())
+    number = min(count, LEAST + round(EACH * free))
+    order = np.random.default_rng(derive_seed("whole columns", count)).permutation(count)
+    while True:
+        some, rest = np.sort(order[:number]), np.sort(order[number:])
+        inner, between = covariance[np.ix_(some, some)], covariance[np.ix_(some, rest)]
+        gain = np.linalg.solve(inner, between)
+        spread = covariance[rest, rest] - (gain * between).sum(0)
+        if free > FEW or spread.max(initial=0) <= LEFT**2:
+            break
+        number = min(count, 2 * number)
+    values = np.empty_like(mean)
+    values[some], doubt = _nearest(mean[some], inner)
+    if len(rest):
+        left = mean[rest] + gain.T @ (values[some] - mean[some])
+        values[rest] = np.rint(left)
+        doubt = np.maximum(doubt, abs(left - values[rest]).max(0))
+    return values, doubt
+
+
+def _nearest(mean: Reals, covariance: Reals) -> tuple[Reals, Reals]:
+    """The same with all numbers in the lattice."""
+    sizes, directions = np.linalg.eigh(covariance)
+    rows = directions / np.sqrt(sizes)  # row i is what 1 in place i adds
+    transform = lll(rows, FINE)
+    orthogonal, triangle = np.linalg.qr((transform @ rows).T)
+    times, doubt = nearest_plane(triangle, orthogonal.T @ (rows.T @ mean))
+    return transform.T @ times, doubt
 
 
 # an unshuffled step -------------------------------------------------------------------------------

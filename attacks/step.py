@@ -220,10 +220,11 @@ def checked_reconstruction(answer: Any, view: AttackerView, count: int) -> Recon
     if not isinstance(answer.diagnostics, Mapping):
         kind = type(answer.diagnostics).__name__
         raise WrongAnswer(f"diagnostics: expected tensors by name, got {kind}")
-    diagnostics = {
-        _diagnostic(name): _tensor(f"diagnostics[{name!r}]", values, (count,), "float", "whole")
-        for name, values in answer.diagnostics.items()
-    }
+    diagnostics = dict[str, Tensor | None]()
+    for name, values in answer.diagnostics.items():
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
+            raise WrongAnswer(f"diagnostics: expected short names, got {shown(repr(name), 60)}")
+        diagnostics[name] = _tensor(f"diagnostics[{name!r}]", values, (count,), "float", "whole")
     return replace(
         answer,
         images=images,
@@ -252,12 +253,6 @@ def _tensor(name: str, value: Any, shape: tuple[int, ...], *kinds: str) -> Tenso
         words = " or ".join(kinds)
         raise WrongAnswer(f"{shown(name, 60)}: expected {words} numbers, got {value.dtype}")
     return value.detach()
-
-
-def _diagnostic(name: Any) -> str:
-    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
-        raise WrongAnswer(f"diagnostics: expected short names, got {shown(repr(name), 60)}")
-    return name
 
 
 def _reasons(inapplicable: Any, count: int) -> dict[int, str]:

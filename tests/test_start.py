@@ -92,7 +92,8 @@ for number, command in enumerate({nowhere!r}):
 
 def test_the_first_image_is_reached_without_what_it_does_not_need(tmp_path: Path) -> None:
     config = tmp_path / "one.yaml"
-    content = one_cell(attacks=[{"name": "april"}], models={"ViT": {"model": "cifar_vit"}})
+    attack = {"name": "april", "options": {"engine": "breaching"}}
+    content = one_cell(attacks=[attack], models={"ViT": {"model": "cifar_vit"}})
     config.write_text(json.dumps(content | {"images": "embedded"}))
     loaded = modules(FIRST_IMAGE, config, "--out", tmp_path / "run")
     assert {"torch", "attacks.april", "mjp_privacy.experiment.run"} <= loaded["before"]

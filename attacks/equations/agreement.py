@@ -88,24 +88,20 @@ class Meeting:
 
         visible  (R, N) bool: where the picture is visible in each upload
         """
-        total = self._known(visible).sum(0)
+        total = self.known(visible).sum(0)
         count = len(self.spans)
         scale = count * self.values
         scale[: self.open] = -count * (count - self.values[: self.open])
         return total / count + (total @ self.vectors.mT / scale) @ self.vectors
 
-    def _known(self, visible: Tensor) -> Tensor:
+    def known(self, visible: Tensor) -> Tensor:
         """The right-hand sides (R, N, p) of the equations."""
         rows = zip(self.spans, visible, strict=True)
         return torch.stack([span.known(seen) for span, seen in rows])
 
-    def known(self, visible: Tensor) -> Tensor:
-        """Their length at each position, (N,)."""
-        return self._known(visible).norm(dim=(0, 2))
-
     def contradiction(self, patches: Tensor, visible: Tensor) -> Contradiction:
         """How far these patches (N, p) are from meeting all equations."""
-        known = self._known(visible)
+        known = self.known(visible)
         missed = torch.stack([span.off(patches) for span in self.spans]) - known
         pairs = zip(self.spans, visible, strict=True)
         expected = torch.stack([span.expected(patches, seen) for span, seen in pairs])
@@ -214,13 +210,24 @@ def agreement(
 
     uploads  their numbers; `meeting` is theirs
     visible  (R - 1, N): where the picture is visible in all of them but the last, if known
+
+    Where pictures have masks of their own it is the first guess that agrees at each position,
+    unless too few do. A position that agrees with no guess may be masked in all uploads, if they
+    have a direction in common for it and nothing that contradicts.
     """
     shown = torch.stack([~span.hidden for span in meeting.spans])
-    if any(span.mixed for span in meeting.spans):
-        return _with_masks(uploads, meeting, _guesses(meeting.spans, shown, visible))
-    if not meeting.contradiction(meeting.patches(shown), shown).none:
+    if not any(span.mixed for span in meeting.spans):
+        if not meeting.contradiction(meeting.patches(shown), shown).none:
+            return None
+        return _shared(uploads, meeting, shown, torch.zeros_like(shown[0]))
+    found, rivals, agrees = _best(meeting, _guesses(meeting.spans, shown, visible))
+    undecided, masked = ~agrees, ~found.any(0)
+    lengths = meeting.known(found).norm(dim=(0, 2))
+    free = masked & (lengths == 0)  # in every span, which nothing can contradict
+    unexplained = bool((undecided & ~free).any()) or (bool(undecided.any()) and not meeting.open)
+    if unexplained or not _evident(meeting, found, agrees & ~masked):
         return None
-    return _shared(uploads, meeting, shown, torch.zeros_like(shown[0]))
+    return _shared(uploads, meeting, found, undecided, rivals)
 
 
 def _guesses(spans: Sequence[BatchSpan], shown: Tensor, visible: Tensor | None) -> Sequence[Tensor]:
@@ -234,24 +241,6 @@ def _guesses(spans: Sequence[BatchSpan], shown: Tensor, visible: Tensor | None) 
     guesses = [torch.tensor(guess).to(shown.device) for guess in product(*either)]
     rows = [guess.unsqueeze(1) & shown[-free:] for guess in sorted(guesses, key=lambda g: -g.sum())]
     return rows if visible is None else [torch.cat((visible, row)) for row in rows]
-
-
-def _with_masks(
-    uploads: tuple[int, ...], meeting: Meeting, guesses: Sequence[Tensor]
-) -> SharedPicture | None:
-    """The set with the first guess that agrees at each position, or None where too few do.
-
-    A position that agrees with no guess may be masked in all uploads, if they have a direction in
-    common for it and nothing that contradicts.
-    """
-    visible, rivals, agrees = _best(meeting, guesses)
-    undecided = ~agrees
-    masked = ~visible.any(0)
-    free = masked & (meeting.known(visible) == 0)  # in every span, which nothing can contradict
-    unexplained = bool((undecided & ~free).any()) or (bool(undecided.any()) and not meeting.open)
-    if unexplained or not _evident(meeting, visible, agrees & ~masked):
-        return None
-    return _shared(uploads, meeting, visible, undecided, rivals)
 
 
 def _best(meeting: Meeting, guesses: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -169,7 +169,11 @@ class _Search:
                 trials = self.order.repeat(len(some), 1)
                 rows = torch.arange(len(some))[:, None]
                 trials[rows, some] = self.order[some.flip(1).to(self.order.device)]
-                better |= self.tried(trials)
+                shares = self.said.outside(self.patches[trials])
+                self.trials += len(trials)
+                if float(shares.min()) < self.share:
+                    self.order, self.share = trials[shares.argmin()], float(shares.min())
+                    better = True
 
     def move_some(self, generator: torch.Generator) -> None:
         """Leave an order in which no exchange is better: move some patches, exchange again, and
@@ -185,15 +189,6 @@ class _Search:
             idle = 0 if self.share < before[1] else idle + 1
             if idle:
                 self.order, self.share = before
-
-    def tried(self, trials: Tensor) -> bool:
-        """Whether one of at most AT_ONCE other orders (m, N) is better; the best is taken."""
-        shares = self.said.outside(self.patches[trials])
-        self.trials += len(trials)
-        if not float(shares.min()) < self.share:
-            return False
-        self.order, self.share = trials[shares.argmin()], float(shares.min())
-        return True
 
 
 # whose tokens they are ----------------------------------------------------------------------------

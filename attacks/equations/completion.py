@@ -153,17 +153,30 @@ def conjugate_gradients(
     precondition: Callable[[Tensor], Tensor],
     tolerance: float = FIELD_TOLERANCE,
     steps: int = FIELD_STEPS,
+    *,
+    start: Tensor | None = None,
+    least: Tensor | None = None,
 ) -> Tensor:
-    """The solution a of apply(a) = residual, starting at zero, to a share of the residual."""
-    solution = torch.zeros_like(residual)
+    """The solution a of apply(a) = residual, starting at zero, to a share of the residual.
+
+    start  where to begin instead; the residual is what is left there
+    least  residual * precondition(residual) at which to end, in place of the share
+
+    It ends with the last a where rounding or NaN makes a step impossible.
+    """
+    solution = torch.zeros_like(residual) if start is None else start
     target = tolerance * residual.norm()
     shaped = precondition(residual)
     direction, product = shaped, (residual * shaped).sum()
     for _ in range(steps):
-        if not residual.norm() > target or spent():
+        left = residual.norm() > target if least is None else product > least
+        if not left or (least is None and spent()):
             break
         moved = apply(direction)
-        step = product / (direction * moved).sum()
+        curvature = (direction * moved).sum()
+        if not curvature > 0:
+            break
+        step = product / curvature
         solution = solution + step * direction
         residual = residual - step * moved
         shaped = precondition(residual)

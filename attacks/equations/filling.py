@@ -40,6 +40,7 @@ from attacks.equations.completion import (
     FieldEnergy,
     complete,
     complete_patchwise,
+    conjugate_gradients,
     field_energy,
     whole_picture,
 )
@@ -167,41 +168,22 @@ NOTHING = 1e-12  # share of the norm below which a singular value counts as zero
 
 
 @dataclass(frozen=True)
-class LeakingDirections:
-    """The directions in which an upload's hidden patches show in G."""
-
-    basis: Tensor  # b (k, p)
-    weights: Tensor  # w (k,)
-    strengths: Tensor  # (k,) singular values of b in what the visible rows leave of G
-    mixed: Tensor  # G b^T (D, k)
-
-    def without(self, patches: Tensor) -> Tensor:
-        """Patches (N, p) times P = I - sum_k w_k b_k b_k^T."""
-        return patches - (patches @ self.basis.mT * self.weights) @ self.basis
-
-
-@dataclass(frozen=True)
-class RowError:
-    """What the recipe and the upload say about the errors on A and G, whatever X is."""
-
-    sent: Tensor  # A as uploaded
-    rows: float  # variance of the error on an entry of A
-    total: float  # the same of G
-    energy: float  # E x^2 of an entry of a patch
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
 class NoisyUpload:
     """One upload of one picture, whose error is known; float64."""
 
-    rows: Tensor  # A (N, D), hidden rows zero
+    rows: Tensor  # A (N, D), hidden rows zero, and as it is estimated
     total: Tensor  # G P (D, p)
     hidden: Tensor  # (N,)
     precision: float  # 1 / t^2
     inside: float  # 1 / s^2, s the size of a hidden patch outside its span; 0: not used
-    leak: LeakingDirections
-    error: RowError
+    sent: Tensor  # A as uploaded
+    errors: tuple[float, float]  # variance of the error on an entry of A and on one of G
+    energy: float  # E x^2 of an entry of a patch
+    dtype: torch.dtype
+    leak: Tensor  # b (k, p), the directions in which hidden patches show in G
+    weights: Tensor  # w (k,)
+    strengths: Tensor  # (k,) singular values of b in what the visible rows leave of G
+    mixed: Tensor  # G b^T (D, k)
 
     @cached_property
     def weight(self) -> Tensor:
@@ -212,24 +194,28 @@ class NoisyUpload:
         """The quadratic's right side, A G P / t^2 (N, p)."""
         return self.precision * (self.rows @ self.total)
 
+    def off(self, patches: Tensor) -> Tensor:
+        """Patches (N, p) times P."""
+        return off_leak(patches, self.leak, self.weights)
+
     def force(self, patches: Tensor) -> Tensor:
         """The quadratic's matrix applied to X (N, p)."""
-        out = self.leak.without(patches)
+        out = self.off(patches)
         return self.weight @ out + self.inside * torch.where(self.hidden.unsqueeze(1), out, 0.0)
 
     def with_rows(self, patches: Tensor) -> NoisyUpload:
         """The same with A estimated again, given a guess of X: G = A^T X depends on A too."""
-        error, visible = self.error, ~self.hidden
-        if not error.rows or not error.total:
+        (of_rows, of_total), visible = self.errors, ~self.hidden
+        if not of_rows or not of_total:
             return self
         seen = patches[visible]
-        sent_precision = torch.eye(len(seen)).to(seen) / error.rows
-        spread = torch.linalg.inv(sent_precision + self.leak.without(seen) @ seen.mT / error.total)
+        sent_precision = torch.eye(len(seen)).to(seen) / of_rows
+        spread = torch.linalg.inv(sent_precision + self.off(seen) @ seen.mT / of_total)
         rows = torch.zeros_like(self.rows)
-        right = error.sent[visible] / error.rows + seen @ self.total.mT / error.total
+        right = self.sent[visible] / of_rows + seen @ self.total.mT / of_total
         rows[visible] = spread @ right
-        expected = error.total + float(spread.diagonal().sum()) * error.energy
-        variance = _variance(expected, rows, self.total, error)
+        expected = of_total + float(spread.diagonal().sum()) * self.energy
+        variance = _variance(expected, rows, self.total, self.dtype)
         return replace(self, rows=rows, precision=1 / variance)
 
     def without_leak(self, patches: Tensor) -> NoisyUpload:
@@ -239,11 +225,10 @@ class NoisyUpload:
         hidden patches: of their share C b of G, C diag(1 / strength) times noise is left. Both
         sides of G = A^T X are multiplied by the inverse root of I + C diag(1 / strength^2) C^T.
         """
-        leak = self.leak
-        if not len(leak.basis):
+        if not len(self.leak):
             return self
-        share = leak.mixed - self.rows.mT @ (patches @ leak.basis.mT)
-        share = share * leak.weights / leak.strengths
+        share = self.mixed - self.rows.mT @ (patches @ self.leak.mT)
+        share = share * self.weights / self.strengths
         u, s, _ = torch.linalg.svd(share, full_matrices=False)
         shrink = 1 - (1 + s.square()).rsqrt()
         rows = self.rows - (self.rows @ u * shrink) @ u.mT
@@ -251,15 +236,20 @@ class NoisyUpload:
         return replace(self, rows=rows, total=total)
 
 
+def off_leak(patches: Tensor, leak: Tensor, weights: Tensor) -> Tensor:
+    """Patches (N, p) times P = I - sum_k w_k b_k b_k^T."""
+    return patches - (patches @ leak.mT * weights) @ leak
+
+
 def noisy_upload(
     update: ClientUpdate, system: PatchSystem, index: int, mean: Tensor, covariance: Tensor
 ) -> NoisyUpload:
     """The upload of the picture at `index`; mean (p,) and covariance (p, p) of a patch."""
-    row_error, total_error = (float(error_of(update, name)[index]) for name in (TABLE, PATCH))
+    of_rows, of_total = (float(error_of(update, name)[index]) ** 2 for name in (TABLE, PATCH))
     rows, total, hidden = system.rows[index], system.total[index], system.hidden[index]
-    energy = covariance.diagonal() + mean.square()  # E x^2 of every entry
-    error = RowError(rows, row_error**2, total_error**2, float(energy.mean()), update.dtype)
-    expected = error.total + error.rows * len(rows) * error.energy
+    energies = covariance.diagonal() + mean.square()  # E x^2 of every entry
+    energy = float(energies.mean())
+    expected = of_total + of_rows * len(rows) * energy
     rest, masked = off_rows(total, rows[~hidden]), int(hidden.sum())
     edge = noise_edge(expected**0.5, max(rest.shape[0] - int((~hidden).sum()), 0), rest.shape[1])
     _, strengths, basis = torch.linalg.svd(rest, full_matrices=False)
@@ -267,19 +257,20 @@ def noisy_upload(
     kept = strengths > max(LEAK**0.5 * edge, float(NOTHING * rest.norm()))  # of positive weights
     strengths, basis = strengths[kept], basis[kept]
     weights = 1 - LEAK * (edge / strengths).square()
-    leak = LeakingDirections(basis, weights, strengths, total @ basis.mT)
-    outside = leak.without(total)
-    variance = _variance(expected, rows, outside, error)
+    outside = off_leak(total, basis, weights)
+    variance = _variance(expected, rows, outside, update.dtype)
     inside = 0.0
-    if masked and len(leak.basis) == masked and leak.strengths[-1] > edge:
-        spread = variance * float(leak.strengths.reciprocal().square().mean()) * float(energy.sum())
+    if masked and len(basis) == masked and strengths[-1] > edge:
+        spread = variance * float(strengths.reciprocal().square().mean()) * float(energies.sum())
         inside = 1 / max(spread, TINY)
-    return NoisyUpload(rows, outside, hidden, 1 / variance, inside, leak, error)
+    facts = rows, (of_rows, of_total), energy, update.dtype
+    leak = basis, weights, strengths, total @ basis.mT
+    return NoisyUpload(rows, outside, hidden, 1 / variance, inside, *facts, *leak)
 
 
-def _variance(expected: float, rows: Tensor, total: Tensor, error: RowError) -> float:
+def _variance(expected: float, rows: Tensor, total: Tensor, dtype: torch.dtype) -> float:
     """t^2: the variance expected from known errors, but at least what the rows leave of G."""
-    measured = float(noise_variance(rows[None], total[None], error.dtype)[0])
+    measured = float(noise_variance(rows[None], total[None], dtype)[0])
     return max(expected, measured, TINY)
 
 
@@ -329,7 +320,12 @@ def _solved(
         return torch.stack([upload.force(patches) for upload in uploads]).sum(0) + prior
 
     force_at_centre = torch.stack([upload.force(centre) for upload in uploads]).sum(0)
-    return centre + _conjugate_gradients(apply, pull - force_at_centre, inverse, guess - centre)
+    wanted, start = pull - force_at_centre, guess - centre
+    least, pulled = TOLERANCE**2 * (wanted * inverse(wanted)).sum(), apply(start)
+    left = wanted - pulled
+    if not (start * (pulled / 2 - wanted)).sum() < 0:  # the quadratic is less at the centre, 0
+        start, left = torch.zeros_like(wanted), wanted
+    return centre + conjugate_gradients(apply, left, inverse, steps=STEPS, start=start, least=least)
 
 
 def _patches_alone(
@@ -338,7 +334,7 @@ def _patches_alone(
     """Sigma_p^-1, and the inverse of S (x) M + I (x) Sigma_p^-1 as it applies to (N, p)."""
     identity = torch.eye(len(covariance)).to(uploads[0].rows)
     covariance = regular(covariance.to(identity))
-    mean_outside = torch.stack([upload.leak.without(identity) for upload in uploads]).mean(0)
+    mean_outside = torch.stack([upload.off(identity) for upload in uploads]).mean(0)
     weights = [u.weight + torch.diag(u.inside * u.hidden.to(identity)) for u in uploads]
     s, u = torch.linalg.eigh(torch.stack(weights).sum(0))  # S = U diag(s) U^T
     root = torch.linalg.cholesky(covariance)
@@ -350,38 +346,3 @@ def _patches_alone(
         return u @ ((u.mT @ force @ v) / scale) @ v.mT
 
     return torch.linalg.inv(covariance), inverse
-
-
-def _conjugate_gradients(
-    apply: Callable[[Tensor], Tensor],
-    wanted: Tensor,
-    inverse: Callable[[Tensor], Tensor],
-    guess: Tensor,
-) -> Tensor:
-    """The solution X of apply(X) = wanted, `inverse` being the preconditioner.
-
-    Starts at the guess where the quadratic is less there than at zero. Residuals are measured in
-    the preconditioner's norm. Stops with the last X where rounding or NaN makes a step impossible.
-    """
-    solution, residual = torch.zeros_like(wanted), wanted
-    shaped = inverse(residual)
-    product = (residual * shaped).sum()
-    target = TOLERANCE**2 * product
-    pulled = apply(guess)
-    if (guess * (pulled / 2 - wanted)).sum() < 0:  # the quadratic at X = 0 is 0
-        solution, residual = guess, wanted - pulled
-        shaped = inverse(residual)
-        product = (residual * shaped).sum()
-    direction = shaped
-    for _ in range(STEPS):
-        moved = apply(direction)
-        curvature = (direction * moved).sum()
-        if not product > target or not curvature > 0:
-            break
-        step = product / curvature
-        solution = solution + step * direction
-        residual = residual - step * moved
-        shaped = inverse(residual)
-        next_product = (residual * shaped).sum()
-        direction, product = shaped + next_product / product * direction, next_product
-    return solution

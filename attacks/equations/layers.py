@@ -187,7 +187,13 @@ class LayerSpans:
         shares[places, self.model.prefix + places] = 0
         least = shares.sum(1).min(0)
         trial = trials[least.indices]
-        shows = min(float(least.values), smallest_cut(_tied(shares, self.model.prefix)))
+        # How much two patches show in each other's tokens, and both together in tokens of no patch.
+        ends = self.model.prefix, self.model.prefix + len(patches)
+        before, own, after = shares.tensor_split(ends, 1)
+        others = torch.cat((before, after), 1)
+        total = others.sum(0).clamp_min(torch.finfo(shares.dtype).tiny)
+        tied = own + own.mT + (others / total) @ others.mT
+        shows = min(float(least.values), smallest_cut(tied))
         return shows > DOUBTED * self.share(patches) and not self.fits(trial, shows)
 
     def passes(self, picture: Tensor, share: float) -> bool:
@@ -206,16 +212,6 @@ class LayerSpans:
                 outside = (inputs @ self.bases[name].mT).square() @ self.doubts[name]
                 expected.append(outside.sum() / inputs.square().sum())
         return share <= DOUBTED * float(torch.stack(expected).mean())
-
-
-def _tied(shares: Tensor, prefix: int) -> Tensor:
-    """How much (N, N) two patches show in each other's tokens, and both together in tokens that are
-    no patch's, from what each patch (N, T) shows in each token."""
-    count = len(shares)
-    own = shares[:, prefix : prefix + count]
-    others = torch.cat((shares[:, :prefix], shares[:, prefix + count :]), 1)
-    total = others.sum(0).clamp_min(torch.finfo(shares.dtype).tiny)
-    return own + own.mT + (others / total) @ others.mT
 
 
 def smallest_cut(weights: Tensor) -> float:
@@ -413,22 +409,20 @@ class LayerSearch:
 @cache
 def rectangles(grid: Grid) -> Tensor:
     """Rectangles of patches, (R, N) bool: all of a small grid, of a large one some of each size."""
-    down, across = (_stretches(side) for side in grid)
+    stretches = list[Tensor]()  # places one after another of each side, (R, side) bool
+    for side in grid:
+        ends = torch.tensor(
+            [
+                (first, last)
+                for first in range(side)
+                for last in range(first, side)
+                if first % max(1, (last - first) // 2, side // 4) == 0 or last == first
+            ]
+        )
+        places = torch.arange(side)
+        stretches.append((places >= ends[:, :1]) & (places <= ends[:, 1:]))
+    down, across = stretches
     return (down[:, None, :, None] & across[None, :, None, :]).flatten(2).flatten(0, 1)
-
-
-def _stretches(side: int) -> Tensor:
-    """Places in a row, one after another, (R, side) bool."""
-    spans = [
-        (first, last)
-        for first in range(side)
-        for last in range(first, side)
-        if first % max(1, (last - first) // 2, side // 4) == 0 or last == first
-    ]
-    inside = torch.zeros(len(spans), side, dtype=torch.bool)
-    for row, (first, last) in enumerate(spans):
-        inside[row, first : last + 1] = True
-    return inside
 
 
 # a known picture, taken out of the upload ---------------------------------------------------------

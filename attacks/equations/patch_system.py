@@ -74,6 +74,12 @@ def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
     return pseudo_gradient(update, sent, weights(view, update), name)
 
 
+def of_pixels(model: MJPVisionTransformer) -> list[str]:
+    """The parameters whose gradients depend on the pixels: all but the localization regressor's."""
+    names = [name for name, _ in model.named_parameters()]
+    return [name for name in names if not name.startswith("dal_regressor.")]
+
+
 def patch_rows(model: MJPVisionTransformer, table: Tensor) -> Tensor:
     """The rows (n, N, D) of the patches in position tables (n, *table) or their gradients."""
     return table.flatten(1, -2)[:, model.rows_of_patches]

@@ -90,33 +90,31 @@ class _Columns:
 
 @dataclass(frozen=True)
 class SeveralUploads:
-    """What several uploads of one picture determine of its patches, and of the rows of A."""
+    """What several uploads of one picture determine of its patches, and the uploads with the hidden
+    rows that are determined: `hidden` and `sums` are those of the others."""
 
     knowledge: Knowledge
-    rows: Tensor  # A (K, N, D) with the hidden rows that are determined
-    total: Tensor  # G (K, D, p)
-    unknown: Tensor  # (K, N) bool: the rows that are not
-    sums: Tensor | None  # (K, D) of the unknown rows
-    noise: float  # what singular values of G must exceed
+    uploads: _Uploads
 
     def narrowed(self, patches: Tensor, exact: Tensor, still_open: int) -> Knowledge | None:
         """What is known if those of the patches (N, p) that are `exact` (N,) bool are: with them
         taken out of G the uploads have so few patches left that their spans intersect. None where
         no fewer than `still_open` directions stay open, or where one of the patches is wrong."""
-        exact = exact & ~self.unknown.any(0)
+        found = self.uploads
+        exact = exact & ~found.hidden.any(0)
         rest = ~exact
         # Behind LayerNorms a row's numbers sum to zero; one more shows whether a patch is wrong.
-        if not bool(exact.any()) or not 0 < int(rest.sum()) < self.rows.shape[2] - 1:
+        if not bool(exact.any()) or not 0 < int(rest.sum()) < found.rows.shape[2] - 1:
             return None
-        left_over = self.total - self.rows[:, exact].mT @ patches[exact]
-        system = PatchSystem(self.rows[:, rest], left_over, self.unknown[:, rest], self.sums)
+        left_over = found.total - found.rows[:, exact].mT @ patches[exact]
+        system = PatchSystem(found.rows[:, rest], left_over, found.hidden[:, rest], found.sums)
         # The sum of hidden rows is like one more pixel, which is 1 in every patch.
-        left = left_over if self.sums is None else torch.cat((left_over, self.sums[..., None]), 2)
+        left = left_over if found.sums is None else torch.cat((left_over, found.sums[..., None]), 2)
         for columns, rows, hidden in zip(left, system.rows, system.hidden, strict=True):
             over = torch.linalg.svdvals(off_rows(columns, rows[~hidden]))[int(hidden.sum()) :]
-            if bool((over > CONTRADICTS * self.noise).any()):
+            if bool((over > CONTRADICTS * found.noise).any()):
                 return None
-        span = combine([upload_span(system, upload) for upload in range(len(self.rows))])
+        span = combine([upload_span(system, upload) for upload in range(len(found.rows))])
         if len(span.basis) >= still_open:
             return None
         known = patches - patches @ span.basis.mT @ span.basis
@@ -136,20 +134,15 @@ def several_uploads(systems: Sequence[PatchSystem], index: int) -> SeveralUpload
     unknown, sums = uploads.hidden & ~known, uploads.sums
     if sums is not None:
         sums = sums - (rows * uploads.hidden.unsqueeze(-1)).sum(1)
-    whole = ~unknown.any(1)
-    knowledge = _by_rows(uploads, rows[whole], whole) or _by_columns(uploads, columns)
-    return SeveralUploads(knowledge, rows, uploads.total, unknown, sums, uploads.noise)
-
-
-def _by_rows(uploads: _Uploads, rows: Tensor, whole: Tensor) -> Knowledge | None:
-    """The patches by the uploads, `whole` (K,) bool, of which all rows (k, N, D) are known; None
-    where these do not determine them."""
-    stacked = rows.transpose(0, 1).flatten(1)
+    whole = ~unknown.any(1)  # the uploads of which all rows are known, which may determine all
+    stacked = rows[whole].transpose(0, 1).flatten(1)
     strengths = torch.linalg.svdvals(stacked)
     if _rank(strengths) < len(stacked) or strengths[-1] <= uploads.noise:
-        return None
-    patches = least_squares(stacked, uploads.total[whole].flatten(0, 1))
-    return Knowledge(patches, uploads.basis[:0], uploads.hidden.all(0))
+        knowledge = _by_columns(uploads, columns)
+    else:
+        patches = least_squares(stacked, uploads.total[whole].flatten(0, 1))
+        knowledge = Knowledge(patches, uploads.basis[:0], uploads.hidden.all(0))
+    return SeveralUploads(knowledge, replace(uploads, rows=rows, hidden=unknown, sums=sums))
 
 
 def _by_columns(uploads: _Uploads, columns: _Columns) -> Knowledge:

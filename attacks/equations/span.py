@@ -104,16 +104,13 @@ def upload_span(
         else:
             solved = torch.linalg.solve_triangular(r, inside, upper=True)
         complement[~hidden] = solved - (solved @ basis.mT) @ basis
-    doubt = _doubt(turned[len(visible) :] @ basis.mT, basis, error) if error else None
-    return Knowledge(complement, basis, hidden, doubt)
-
-
-def _doubt(mixed: Tensor, basis: Tensor, error: float) -> Tensor:
-    """F of `Knowledge`, from what the visible rows leave of G in the basis, (D, k): errors turn a
-    direction the more the weaker it is there."""
+    if not error:
+        return Knowledge(complement, basis, hidden)
+    mixed = turned[len(visible) :] @ basis.mT  # (D, k): errors turn what is weaker there the more
     strengths, vectors = torch.linalg.eigh(mixed.mT @ mixed)
     least = error**2 * (basis.shape[1] - len(basis))
-    return vectors * (least / strengths.clamp_min(least)) @ vectors.mT
+    doubt = vectors * (least / strengths.clamp_min(least)) @ vectors.mT
+    return Knowledge(complement, basis, hidden, doubt)
 
 
 def off_rows(columns: Tensor, rows: Tensor) -> Tensor:

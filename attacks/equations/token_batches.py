@@ -37,9 +37,32 @@ class BatchTokens(StepTokens):
     """What one client step of several pictures says of their patches."""
 
     def _found(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
-        """The step's pictures, in no order."""
-        together = self._joined if self.tells_places else self._grouped
-        return [self._refined(tokens, one) for one in together(tokens, added, places)]
+        """The step's pictures, in no order: tokens that attention adds up are of one."""
+        least, where = places.min(1)
+        masked = torch.zeros_like(where, dtype=torch.bool)
+        if not self.tells_places:
+            least, where = places[:, 0], torch.zeros_like(where)
+        elif self.masked is not None:
+            unplaced = self._fitted(tokens, added, self.masked[:1])[:, 0]
+            masked, least = unplaced < least, torch.minimum(unplaced, least)
+        fits = (least < FITS).nonzero().flatten()
+        if tokens.attended is None or not len(fits):
+            return [self._nothing()] * self.batch
+        seen = self._seen(tokens, added, fits, where, masked)
+        # All places together have N, and where nothing is masked each has one token of a picture.
+        adds_up = added.new_full((1, len(fits)), 1 / self.count)
+        if self.tells_places and self.masked is None:
+            adds_up = nn.functional.one_hot(where[fits]).T.to(added)
+            adds_up = adds_up[adds_up.any(1)]
+        weights, errors = weights_in_sums(self.model, *seen, adds_up)
+        both = (weights + weights.mT) / 2
+        if self.tells_places:
+            found = self._joined(both, errors, where[fits])
+        else:
+            found, masked = refined_groups(self.model, *seen, groups(both, self.batch)), ~masked
+        pictures = [self._of_members(tokens, added, fits[one], where, masked) for one in found]
+        pictures += [self._nothing()] * (self.batch - len(pictures))
+        return [self._refined(tokens, one) for one in pictures]
 
     def _others(self, tokens: PeeledTokens, own: Tensor) -> Tensor | None:
         """What the layer behind attention receives of other tokens than a picture's `own`."""
@@ -49,47 +72,11 @@ class BatchTokens(StepTokens):
         is_other[own] = False
         return tokens.received[is_other]
 
-    def _grouped(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
-        """The pictures of a step of several where no table tells a token's place."""
-        misfits = places[:, 0]
-        fits = (misfits < FITS).nonzero().flatten()
-        if tokens.attended is None or not len(fits):
-            return [self._nothing()] * self.batch
-        where = torch.zeros_like(misfits, dtype=torch.long)
-        seen = self._seen(tokens, added, fits, where, where.bool())
-        adds_up = misfits.new_full((1, len(fits)), 1 / self.count)
-        weights, _ = weights_in_sums(self.model, *seen, adds_up)
-        found = groups((weights + weights.mT) / 2, self.batch)
-        pictures = list[StepPicture]()
-        for members in refined_groups(self.model, *seen, found):
-            pieces, picture = fits[members], self._nothing()
-            if len(pieces):
-                solved = self._patches(tokens.directions[pieces], added[pieces], self.own[:1])
-                picture = self._placed(picture, pieces, *solved, tokens)
-            pictures.append(picture)
-        return pictures
-
-    def _joined(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
-        """The pictures of a step of several: tokens that attention adds up are of one."""
-        least, where = places.min(1)
-        masked = torch.zeros_like(where, dtype=torch.bool)
-        if self.masked is not None:
-            unplaced = self._fitted(tokens, added, self.masked[:1])[:, 0]
-            masked, least = unplaced < least, torch.minimum(unplaced, least)
-        fits = (least < FITS).nonzero().flatten()
-        if tokens.attended is None or not len(fits):
-            return [self._nothing()] * self.batch
-        seen = self._seen(tokens, added, fits, where, masked)
-        # All places together have N, and where nothing is masked each has one token of a picture.
-        adds_up = added.new_full((1, len(fits)), 1 / self.count)
-        if self.masked is None:
-            adds_up = nn.functional.one_hot(where[fits]).T.to(added)
-            adds_up = adds_up[adds_up.any(1)]
-        weights, errors = weights_in_sums(self.model, *seen, adds_up)
-        both, left = (weights + weights.mT) / 2, torch.ones_like(fits, dtype=torch.bool)
-        here = where[fits][None] == torch.arange(self.count).to(where)[:, None]
-        pictures = list[StepPicture]()
-        for _ in range(self.batch):
+    def _joined(self, both: Tensor, errors: Tensor, where: Tensor) -> list[Tensor]:
+        """Which tokens are of one picture: those that add up with the surest one that is left."""
+        left, found = torch.ones_like(where, dtype=torch.bool), list[Tensor]()
+        here = where[None] == torch.arange(self.count).to(where)[:, None]
+        while len(found) < self.batch and bool(left.any()):
             members = torch.where(left, errors, torch.inf).argmin()[None]
             for _ in range(ROUNDS):
                 added_up = both[members].mean(0)
@@ -99,22 +86,23 @@ class BatchTokens(StepTokens):
                 elif bool((left & (added_up > HALF)).any()):
                     members = (left & (added_up > HALF)).nonzero().flatten()
             left[members] = False
-            pictures.append(self._of_members(tokens, added, fits[members], where, masked))
-            if not bool(left.any()):
-                break
-        return [*pictures, *[self._nothing()] * (self.batch - len(pictures))]
+            found.append(members)
+        return found
 
     def _of_members(
-        self, tokens: PeeledTokens, added: Tensor, members: Tensor, where: Tensor, masked: Tensor
+        self, tokens: PeeledTokens, added: Tensor, members: Tensor, where: Tensor, loose: Tensor
     ) -> StepPicture:
-        found, shown, pieces = self._nothing(), members[~masked[members]], members[masked[members]]
+        """The picture of these tokens; nothing tells the places of the `loose` ones, (T,) bool."""
+        found, shown, pieces = self._nothing(), members[~loose[members]], members[loose[members]]
         at = where[shown]
         found.token[at] = shown
-        solved = self._patches(tokens.directions[shown], added[shown], self.own[at])
-        found = found.with_patches(at, *solved)
-        if self.masked is None or not len(pieces):
+        if len(shown):
+            solved = self._patches(tokens.directions[shown], added[shown], self.own[at])
+            found = found.with_patches(at, *solved)
+        if not len(pieces):
             return found
-        solved = self._patches(tokens.directions[pieces], added[pieces], self.masked[:1])
+        offset = self.masked if self.masked is not None and self.tells_places else self.own
+        solved = self._patches(tokens.directions[pieces], added[pieces], offset[:1])
         return self._placed(found, pieces, *solved, tokens)
 
     def _seen(

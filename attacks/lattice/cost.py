@@ -60,17 +60,6 @@ def precision(length: int, patch_size: int) -> Reals:
     return (basis.T / spread**2) @ basis
 
 
-def patch_cost(patches: Reals, patch_size: int) -> Reals:
-    """The whole cost (n,): heavy-tailed DCT coefficients, sparse gradients, pixels in the box."""
-    basis, _, typical = _basis(patches.shape[-1], patch_size)
-    waves = np.log1p(((patches - GREY) @ (basis.T / typical)) ** 2).sum(-1)
-    tiles = patches.reshape(len(patches), -1, patch_size, patch_size)
-    sideways = np.log1p(abs(np.diff(tiles, axis=-1))).sum((1, 2, 3))
-    gradients = sideways + np.log1p(abs(np.diff(tiles, axis=-2))).sum((1, 2, 3))
-    outside = (np.maximum(-patches, 0) + np.maximum(patches - 255, 0)).sum(-1)
-    return waves + GRADIENT * gradients + OUTSIDE * outside
-
-
 # the cost of sums of patches ----------------------------------------------------------------------
 
 
@@ -295,7 +284,7 @@ class Frame:
 
     def cost(self, vectors: Reals) -> Reals:
         """How unlike photographs vectors (m, p) in grey levels are, (m,)."""
-        return patch_cost(vectors, self.patch_size)
+        return self.parts.cost(self.parts.of(vectors))
 
     @cached_property
     def parts(self) -> Parts:

@@ -345,10 +345,14 @@ def _unit_basis(frame: Frame, vectors: Reals) -> Reals | None:
     the others the multiple of such a vector is subtracted that gives the least cost."""
     sparse = replace(frame.parts, waves=False)
     vectors, phi = vectors[:, :-1].copy(), vectors[:, -1].copy()
-    if not (abs(phi) == 1).any():
-        vectors, phi = _with_a_unit(vectors, phi)
-    if not (abs(phi) == 1).any():
-        return None
+    while not (abs(phi) == 1).any():  # Euclid's algorithm, which tries to make one phi 1 or -1
+        if (phi != 0).sum() < 2:
+            return None
+        order = np.argsort(np.where(phi == 0, np.inf, abs(phi)), kind="stable")
+        small, large = order[:2]
+        times = np.rint(phi[large] / phi[small])
+        vectors[large] -= times * vectors[small]
+        phi[large] -= times * phi[small]
     vectors[phi == -1] *= -1
     phi[phi == -1] = 1
     while (phi != 1).any():
@@ -363,15 +367,3 @@ def _unit_basis(frame: Frame, vectors: Reals) -> Reals | None:
         row = rest[best // 2]
         vectors[row], phi[row] = trials[best][unit], 1
     return vectors
-
-
-def _with_a_unit(vectors: Reals, phi: Reals) -> tuple[Reals, Reals]:
-    """Vectors and phi after Euclid's algorithm, which tries to make one phi 1 or -1."""
-    vectors, phi = vectors.copy(), phi.copy()
-    while not (abs(phi) == 1).any() and (phi != 0).sum() > 1:
-        order = np.argsort(np.where(phi == 0, np.inf, abs(phi)), kind="stable")
-        small, large = order[0], order[1]
-        times = np.rint(phi[large] / phi[small])
-        vectors[large] -= times * vectors[small]
-        phi[large] -= times * phi[small]
-    return vectors, phi

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -15,14 +14,11 @@ from skimage import data
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.equations.attention import PatchOrder, groups, refined_groups
+from attacks.equations.attention import PatchOrder
 from attacks.equations.block import PROJ
-from attacks.equations.lattice_pictures import NormTest
-from attacks.equations.layers import LayerSpans, smallest_cut
+from attacks.equations.layers import LayerSpans
 from attacks.equations.token_peeling import Peeling
 from attacks.head_features import features_of
-from attacks.lattice.cost import Frame
-from attacks.lattice.search import sums_of
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import labels_of_batch, make_upload
 from mjp_privacy.interfaces import AttackerView, Reconstruction
@@ -108,32 +104,6 @@ def test_tokens_are_read_without_one_that_is_not_found(monkeypatch: pytest.Monke
     found = run(seen(drawn(timm.models.VisionTransformer, 0.03, **shape), images))
     assert float(psnr(found.images, images)[0]) > 20  # else 12
     assert found.diagnostics["certain"].tolist() == [0.0]
-
-
-def test_tokens_that_attention_adds_up_are_one_group() -> None:
-    """Of three pictures, in no order, with weights that also point elsewhere."""
-    random = torch.Generator().manual_seed(0)
-    owner = torch.tensor([0] * 5 + [1] * 4 + [2] * 4)[torch.randperm(13, generator=random)]
-    same = (owner[:, None] == owner).double()
-    affinity = 0.6 * same + 0.5 * torch.rand(13, 13, dtype=torch.float64, generator=random)
-    found = sorted(sorted(owner[group].tolist()) for group in groups(affinity, 3))
-    assert found == [[0] * 5, [1] * 4, [2] * 4]
-
-
-def test_tokens_in_wrong_groups_are_moved_to_where_their_sums_lie() -> None:
-    """However attention looks at the tokens of a picture."""
-    model, random = planted_model(), torch.Generator().manual_seed(0)
-    z = torch.randn(10, model.embed_dim, generator=random).to(model.like)
-    owner = torch.randperm(10, generator=random) % 2
-    with torch.no_grad():
-        values = model.blocks[0].attn.qkv(model.blocks[0].norm1(z)).chunk(3, 1)[2]
-    values = values.unflatten(1, (model.blocks[0].attn.num_heads, -1)).transpose(0, 1)
-    looks = torch.randn(len(values), 10, 10, generator=random).to(z)
-    looks = looks.masked_fill(owner[:, None] != owner, -torch.inf).softmax(-1)
-    attended = (looks @ values).transpose(0, 1).flatten(1)
-    wrong = [torch.arange(0, 10, 2), torch.arange(1, 10, 2)]
-    found = refined_groups(model, z[:0], z, attended, wrong)
-    assert sorted(sorted(owner[group].tolist()) for group in found) == [[0] * 5, [1] * 5]
 
 
 def test_noise_leaves_a_guess_that_is_not_certain() -> None:
@@ -241,19 +211,6 @@ def test_where_nothing_is_found_the_guesses_of_batch_span_stand() -> None:
     assert found.diagnostics["outside"].isnan().all()
 
 
-def test_the_smallest_cut_is_that_of_all_parts() -> None:
-    """Beside a search through all parts of seven things."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(5):
-        weights = torch.rand(7, 7, generator=generator) ** 4
-        weights = weights + weights.mT
-        cuts = []
-        for part in range(1, 2**6):
-            here = torch.tensor([bool(part >> place & 1) for place in range(7)])
-            cuts.append(float(weights[here][:, ~here].sum()))
-        assert smallest_cut(weights) == pytest.approx(min(cuts))
-
-
 @pytest.mark.parametrize("scale", [1e-4, 1.0])
 def test_no_mixture_passes_where_tokens_do_not_see_each_other(scale: float) -> None:
     """Layer scale of new networks multiplies all that attention adds by next to nothing, so that a
@@ -311,18 +268,6 @@ def eight_bit(batch: int, side: int = 16) -> Tensor:
 def of_lattice(images: Tensor, model: LoadedModel) -> AttackerView:
     """What is seen of these pictures as one batch, without labels."""
     return replace(seen(model, images, "batch_lattice", batch=len(images)), labels=None)
-
-
-def test_a_patch_is_told_by_itself() -> None:
-    images = eight_bit(2)
-    view = of_lattice(images, lattice_model(1e-4))
-    frame = Frame.of(torch.ones(1, 193), view.pixels, 8)
-    test = NormTest.of(view, view.updates[0], 0, 2, frame)
-    assert test is not None
-    one, other = np.rint(255 * to_patches(images, 8).numpy())
-    alone = test.along(other - one)
-    passes = [len(alone.passed(x, 2, *sums_of(4, 0))) for x in (one[2], other[2], one[2] + 1)]
-    assert passes == [1, 1, 0]
 
 
 def test_two_uploads_show_the_span_that_one_does_not() -> None:
