@@ -34,7 +34,7 @@ from mjp_privacy.models.jigsaw import (
     to_images,
     to_patches,
 )
-from mjp_privacy.models.loading import build_other, outline_model, outline_spec
+from mjp_privacy.models.loading import build_other
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.training.batches import Batches, find_examples, make_batches, seed_libraries
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
@@ -249,7 +249,18 @@ def build_network(config: TrainingConfig) -> MJPVisionTransformer:
 
 def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig) -> None:
     """Copy every tensor that the checkpoint has; what it lacks of DAL or indices stays random."""
-    loaded = load_model(initial.model, **initial_arguments(initial, config))
+    shape, classifies = config.model, config.task == "classification"
+    sizes = ["img_size", "patch_size", "embed_dim", "depth", "num_heads", "mean", "std"]
+    sizes += ["num_classes"] if classifies else []  # a segmentation has classes of its own
+    loaded = load_model(
+        initial.model,
+        checkpoint=initial.checkpoint,
+        unknown_embedding=(shape.unknown_embedding or None) if classifies else None,
+        unknown_init="mean_position",
+        **{name: getattr(shape, name) for name in sizes},
+    )
+    if not classifies:
+        check_unknown(initial.checkpoint, loaded.unk_embed is not None, shape.unknown_embedding)
     pretrained = dict(loaded.named_parameters())
     new = [name for name, _ in model.named_parameters() if name not in pretrained]
     if lacking := [name for name in new if not name.startswith(("dal_regressor", "index_embed"))]:
@@ -263,17 +274,6 @@ def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig)
                 parameter.copy_(pretrained[name])
 
 
-def check_initial(config: TrainingConfig) -> None:
-    """Raise where the weights to start from do not fit, as far as their names and shapes tell."""
-    if config.initial is not None and config.family == "vit":
-        arguments = initial_arguments(config.initial, config)
-        outline_model(config.initial.model, whole=True, **arguments)
-        if config.task == "segmentation":
-            stated = {k: v for k, v in arguments.items() if not k.startswith("unknown")}
-            spec, source = outline_spec(config.initial.model, **stated)
-            check_unknown(source, bool(spec.unknown_embedding), config.model.unknown_embedding)
-
-
 def check_unknown(source: str, stored: bool, wanted: bool) -> None:
     """Raise unless weights with MJP's E_unk start a network with one, and others one without: a
     segmentation's row says by its name what its weights were trained with."""
@@ -283,20 +283,6 @@ def check_unknown(source: str, stored: bool, wanted: bool) -> None:
             f"{shown(source)}: model.unknown_embedding is {str(wanted).lower()}: expected weights "
             f"to start from with {expected}, got {got}. Give such weights, or the row for these."
         )
-
-
-def initial_arguments(initial: Initial, config: TrainingConfig) -> dict[str, Any]:
-    """How the weights to start from are loaded: as a model of the config's sizes; for a
-    segmentation, whatever its classes are."""
-    shape = config.model
-    classes = ("num_classes",) if config.task == "classification" else ()
-    sizes = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", *classes)
-    return {
-        **{name: getattr(shape, name) for name in (*sizes, "mean", "std")},
-        "checkpoint": initial.checkpoint,
-        "unknown_embedding": shape.unknown_embedding or None,
-        "unknown_init": "mean_position",
-    }
 
 
 class Objective(nn.Module):

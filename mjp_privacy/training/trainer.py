@@ -22,11 +22,10 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder
 from mjp_privacy.core.machine import commit
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.core.text import first_of
 from mjp_privacy.data.images import keep_apart
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig, plain
-from mjp_privacy.training.learner import Learner, build_mixup, check_initial, learning_rate
+from mjp_privacy.training.learner import Learner, build_mixup, learning_rate
 from mjp_privacy.training.processes import REMARK, World, joined
 from mjp_privacy.training.run_files import (
     CHECKPOINT,
@@ -186,12 +185,6 @@ class Trainer:
         if self.learner.rounded:
             now["products"] = "float32, rounded to bfloat16"
         if self.step < self.steps and now not in self.made_with:
-            began = {fact.get("threads") for fact in self.made_with} - {now["threads"]}
-            if began:
-                self.journal.say(
-                    f"going on with {now['threads']} threads; it began with "
-                    f"{first_of(sorted(began, key=str), 3)}: rounding differs (--threads)"
-                )
             self.made_with = [*self.made_with, now]
         self.world.wait()
         self.journal.keep_until(self.step, measured)
@@ -233,7 +226,8 @@ def train(
         check_command(folder, "train")
         # All processes of a run work in one folder; the first one holds the lock for all.
         with lock(folder) if world.first else nullcontext():
-            check_initial(config)
+            if config.initial is not None:  # weights that do not fit are refused before any image
+                learner.network(config)
             examples, held_out = learner.find(config, Path(data), Path(val) if val else None)
             identity = identity_of(plain(config), examples, held_out, config.initial)
             if config.task == "segmentation" and held_out is None and world.first:
