@@ -132,7 +132,7 @@ class SegmentationLearner(Learner):
         total = torch.zeros(3, shape.num_classes, dtype=torch.float64, device=self.world.device)
         for pictures, labels in batches.in_order(1):
             for picture, truth in zip(pictures, labels, strict=True):
-                with self.products, self._autocast():
+                with self._autocast():
                     answer = predicted(network, picture, shape.img_size, truth.shape)
                 total += areas(answer, truth, shape.num_classes)
         counts: Tensor = self.world.mean(total)

@@ -1,4 +1,5 @@
-"""Labelled training images: found, checked against the model, ordered, decoded and augmented."""
+"""Labelled training images: found, checked against the model, ordered, shared out to the processes
+that train, decoded and augmented."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from timm.data import create_transform
 from torch import Tensor
 from torch.nn import functional as F
@@ -32,7 +34,46 @@ from mjp_privacy.data import (
 )
 from mjp_privacy.data.labels import is_class_index
 from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.processes import World
+
+# one process among all ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all: its number `rank` of `size`, and its device."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes files and prints."""
+        return self.rank == 0
+
+    def part(self, batch: int) -> slice:
+        """This process's images of a global batch: every size-th one, so that the copies of
+        repeated augmentation go to different processes, as with DeiT's sampler."""
+        return slice(self.rank, batch, self.size)
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        if self.size > 1:
+            dist.all_reduce(numbers)
+            numbers = numbers / self.size
+        return numbers
+
+    def agreed(self, yes: bool) -> bool:
+        """The first process's answer for all, because the processes' clocks differ."""
+        if self.size == 1:
+            return yes
+        answer = torch.tensor(float(yes), device=self.device)
+        dist.broadcast(answer, 0)
+        return bool(answer)
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
 
 # found and checked --------------------------------------------------------------------------------
 

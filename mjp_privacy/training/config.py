@@ -124,7 +124,8 @@ class Jigsaw:
     """The epoch in which shuffling begins; None: after the warm-up."""
     share: Share = 0.5
     """Share of the steps that are shuffled."""
-    mask_per: Literal["batch", "image"] = "batch"
+    mask_per: Literal["batch"] = "batch"
+    """All images of a step, on all processes, have one mask."""
     dal_lambda: NotNegative = 0.01
     """Weight of L_DAL, over the unmasked positions, in every step: the paper does not say that it
     waits for shuffled steps, and its row D has none."""

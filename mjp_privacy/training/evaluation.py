@@ -103,7 +103,7 @@ def counterpart(config: TrainingConfig | None) -> PublishedModel | None:
         row is None
         or model.first_block != "intact"
         or jigsaw.position_confound
-        or (shuffles and (jigsaw.mask_per, jigsaw.share) != ("batch", 0.5))
+        or (shuffles and jigsaw.share != 0.5)
         or (model.unknown_embedding and jigsaw.position_init != "paper")
         or (model.dal != "none" and weight != (0.01, "raw", "constant"))
     ):

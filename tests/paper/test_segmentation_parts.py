@@ -44,8 +44,8 @@ from mjp_privacy.paper.segmentation_training import (
     maps_of,
     pair_batches,
 )
+from mjp_privacy.training.batches import World
 from mjp_privacy.training.config import load_training
-from mjp_privacy.training.processes import World
 from tests.helpers.segmentation import CLASSES, SWIN, pair_folder, small
 from tests.helpers.training import content as classification
 

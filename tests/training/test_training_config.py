@@ -72,7 +72,7 @@ def test_models_the_paper_has_not_stand_beside_none() -> None:
     for row in ("J_controlled", "A_paper_positions", "E_paper_positions", "G_controlled"):
         assert counterpart(stock("imagenet", row)) is None
     assert counterpart(stock("zoo", "vit_closed_form")) is None
-    for changes in ({"share": 1.0}, {"mask_per": "image"}, {"dal_lambda": 0.1}, {"gamma": 0.5}):
+    for changes in ({"share": 1.0}, {"dal_lambda": 0.1}, {"gamma": 0.5}):
         assert counterpart(small(jigsaw={"gamma": 0.27, **changes})) is None
     assert counterpart(small(jigsaw={"gamma": 0.27})) == TABLE3[0.27]
     assert counterpart(small(jigsaw={"gamma": 0.27}, initial={"checkpoint": "x.pth"})) is None

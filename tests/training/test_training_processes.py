@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.processes import World, is_lost
-from mjp_privacy.training.trainer import train
-from tests.helpers.segmentation import content as segmentation
-from tests.helpers.segmentation import save_pair
+from mjp_privacy.training.batches import World
+from mjp_privacy.training.trainer import is_lost, train
 from tests.helpers.training import (
     PICTURES_AS_THEY_ARE,
     class_folders,
@@ -54,11 +51,11 @@ def assert_alike(one: Path, two: Path, within: dict[str, float]) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("used_for", "precision", "workers", "mask_per"),
-    [("training", "float32", 1, "image"), ("validation", "bfloat16", 0, "batch")],
+    ("used_for", "precision", "workers"),
+    [("training", "float32", 1), ("validation", "bfloat16", 0)],
 )
 def test_an_error_of_one_process_ends_all_with_its_reason(
-    tmp_path: Path, used_for: str, precision: str, workers: int, mask_per: str
+    tmp_path: Path, used_for: str, precision: str, workers: int
 ) -> None:
     """A picture in one process's share is damaged: nobody waits for a process that has left, and
     the same command goes on when the picture is repaired, as one process does; without drop path,
@@ -68,7 +65,7 @@ def test_an_error_of_one_process_ends_all_with_its_reason(
         data={"store": "files"},
         model={"drop_path": 0},
         recipe={"precision": precision},
-        jigsaw={"first_epoch": 0, "mask_per": mask_per},
+        jigsaw={"first_epoch": 0},
     )
     fields |= {"log_every": 1, "checkpoint_minutes": 0.0003}  # due at other steps by each clock
     data, val = class_folders(tmp_path / "data"), class_folders(tmp_path / "val", images=7)
@@ -84,22 +81,6 @@ def test_an_error_of_one_process_ends_all_with_its_reason(
     assert trained(fields, one, *words).returncode == 0
     exact = precision == "float32"  # else half a batch's gradients are rounded
     assert_alike(one, two, {"loss": 1e-5, "val_top1": 0} if exact else {"loss": 5e-3})
-
-
-@pytest.mark.nightly
-def test_two_processes_segment_as_one_does(tmp_path: Path) -> None:
-    """Where all pixels have labels, so that each process's mean is of as many."""
-    ade, drawn = tmp_path / "ade", np.random.default_rng(0)
-    for place in range(8):
-        split = "training" if place < 5 else "validation"  # three in all: unequal shares
-        pixels, labels = (drawn.integers(0, 256, (24, 30, 3)), drawn.integers(1, 4, (24, 30)))
-        save_pair(ade, f"{split}/{place:03d}", pixels.astype(np.uint8), labels.astype(np.uint8))
-    head = {"head": "upernet", "channels": 16, "scales": [1.5, 2.0]}
-    fields, one, two = segmentation(segmentation=head, log_every=1), tmp_path / "1", tmp_path / "2"
-    for out, launcher in ((one, ()), (two, TORCHRUN)):
-        done = trained(fields, out, "--data", ade, "--workers", 0, launcher=launcher)
-        assert done.returncode == 0
-    assert_alike(one, two, {"loss": 1e-4, "accuracy": 5e-3, "val_miou": 0.5})
 
 
 def test_only_what_a_lost_process_leaves_is_taken_for_one() -> None:

@@ -20,10 +20,9 @@ from torch import Tensor
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
-from mjp_privacy.training import processes
+from mjp_privacy.training import learner
 from mjp_privacy.training.batches import find_examples
 from mjp_privacy.training.learner import Learner
-from mjp_privacy.training.processes import RoundedProducts, rounds_products
 from mjp_privacy.training.trainer import train
 from tests.helpers.night import by_day
 from tests.helpers.refusals import refused
@@ -95,20 +94,23 @@ def test_a_run_learns_colours_and_exports_what_it_trained(here: dict[str, Any]) 
 BARE = {"unknown_embedding": False, "dal": "none"}
 
 
-KINDS: list[dict[str, Any]] = [
-    {"model": {"dal": "linear"}},
-    {"model": {"dal": "pca"}},
-    {"model": {**BARE, "position_embedding": "none"}, "jigsaw": {"shuffle": "none"}},
-    {"model": {**BARE, "first_block": "closed_form"}, "jigsaw": {"shuffle": "none"}},
-]
-
-
-@pytest.mark.parametrize("changes", by_day(KINDS, {0}))
-def test_other_models_come_back_as_they_were(here: dict[str, Any], changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "model",
+    by_day(
+        [
+            {"dal": "linear"},
+            {"dal": "pca"},
+            {**BARE, "position_embedding": "none"},
+            {**BARE, "first_block": "closed_form"},
+        ],
+        {0},
+    ),
+)
+def test_other_models_come_back_as_they_were(here: dict[str, Any], model: dict[str, Any]) -> None:
     """Swins and ResNets: among the golden runs."""
-    config = small(**changes)
+    jigsaw = {"shuffle": "patches" if model["dal"] != "none" else "none"}
+    config = small(model=model, jigsaw=jigsaw)
     loaded: Any = load_model(checkpoint=train(config, **here))
-    assert (curve(here["out"])[-1]["dal"] > 0) == (config.model.dal != "none")
     trained = loaded.state_dict()
     for name, tensor in state_of(here["out"])["model"].items():
         assert torch.equal(trained[name], tensor)
@@ -142,41 +144,21 @@ def test_fine_tuning_starts_from_the_given_weights(here: dict[str, Any], tmp_pat
         train(small(initial={"checkpoint": str(tmp_path / "other.pth")}), **other)
 
 
-class NoBfloat16(RoundedProducts):
-    """Raises where a product of bfloat16 numbers reaches torch, and counts those of others."""
-
-    seen = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if function in processes.PRODUCTS:
-            assert not any(isinstance(arg, Tensor) and arg.dtype == torch.bfloat16 for arg in args)
-            self.seen += 1
-        assert "attention" not in str(function)
-        return function(*args, **(kwargs or {}))
-
-
 BFLOAT16 = {"precision": "bfloat16"}
 
 
-def test_no_product_of_a_training_and_its_validation_is_slow(
+def test_a_cpu_without_bfloat16_trains_in_float32_and_says_so(
     here: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """On a CPU without bfloat16, which is said once and kept with the weights; such a training
-    alone rounds products."""
-    for available in (True, False):
-        monkeypatch.setattr(processes, "has_bfloat16", lambda answer=available: answer)
-        assert rounds_products(small(recipe=BFLOAT16), torch.device("cpu")) != available
-    assert not rounds_products(small(recipe=BFLOAT16), torch.device("cuda"))
-    assert not rounds_products(small(), torch.device("cpu"))
-    config = small(recipe={**BFLOAT16, "epochs": 1, "ema_decay": 0.9, "compile": True})
-    with NoBfloat16() as products:
-        path = train(config, **here, val=class_folders(tmp_path / "val"))
-    assert products.seen > 100
+    monkeypatch.setattr(learner, "has_bfloat16", lambda: False)
+    path = train(small(recipe=BFLOAT16), **here)
     assert capfd.readouterr().err.count("bfloat16") == 1
-    assert "products" in facts(path)["made_with"][0]
+    assert facts(path)["made_with"][0]["products"] == "float32"
+    train(small(), **{**here, "out": tmp_path / "float32"})
+    assert_same(here["out"], tmp_path / "float32")
 
 
 # killed, and given again --------------------------------------------------------------------------
@@ -189,8 +171,6 @@ def test_no_product_of_a_training_and_its_validation_is_slow(
             FILES,
             {"recipe": {"ema_decay": 0.9}},
             {"augmentation": {"mixup": 0.8, "cutmix": 1.0}, "log_every": 100},
-            {"recipe": BFLOAT16},
-            {"task": "segmentation"},
             {"task": "segmentation", "recipe": {**BFLOAT16, "ema_decay": 0.5}},
             {"task": "segmentation", **SWIN},
         ],
@@ -359,18 +339,13 @@ def flipped(path: Path) -> None:
     flip(path, 4 * path.stat().st_size)
 
 
-def test_finished_weights_that_are_lost_are_made_again(
+def test_lost_weights_are_made_again_and_no_other_run_is_mixed_in(
     here: dict[str, Any], run: Path, finished: Path
 ) -> None:
     flipped(run / "model.safetensors")
     train(small(), **here)
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (run / name).read_bytes() == (finished / name).read_bytes()
-
-
-def test_another_config_or_other_images_are_not_mixed_into_a_run(
-    here: dict[str, Any], run: Path
-) -> None:
     with pytest.raises(UserError, match=r"jigsaw\.gamma .*0\.5.*0\.25"):
         train(small(jigsaw={"gamma": 0.25}), **here)
     with pytest.raises(UserError, match="--val"):
@@ -380,11 +355,8 @@ def test_another_config_or_other_images_are_not_mixed_into_a_run(
         train(small(), **here)
 
 
-NAN = float("nan")
-
-
 def spoil(tensors: dict[str, Any], name: str) -> None:
-    tensors[name].fill_(NAN)
+    tensors[name].fill_(float("nan"))
 
 
 WRONG: dict[str, tuple[str, Change]] = {
@@ -418,29 +390,12 @@ def test_a_checkpoint_that_is_wrong_is_named(here: dict[str, Any], run: Path) ->
 NOISE = b'\xff\xfe\n[1]\n5\n{}\n{"step": true}\n{"step": -1}\n' + b"[" * 5000 + b"\n"
 
 
-def test_damaged_lines_of_the_journal_are_left_out_and_said(
+def test_damaged_lines_of_the_journal_are_left_out_and_a_lost_last_one_written_again(
     here: dict[str, Any], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A flipped bit, what is no line, an unfinished last one: in no curve."""
-    lines, path = curve(run), run / "metrics.jsonl"
-    content = path.read_bytes()
-    at = content.index(b'"cross_entropy": ') + len(b'"cross_entropy": ')
-    changed = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
-    path.write_bytes(NOISE + changed + b'{"step": 1')
-    assert curve(run) == lines[1:]
-    assert main(["curves", str(run), "--out", str(tmp_path / "out")]) == 3
-    assert "metrics.jsonl: 8 " in capsys.readouterr().err
-    train(small(), **here)
-    assert "metrics.jsonl: 8 " in capsys.readouterr().err
-    assert curve(run) == lines[1:]
-    assert b"\xff" not in path.read_bytes()
-
-
-def test_a_last_line_that_is_lost_is_named_and_written_again(
-    here: dict[str, Any], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    """A flipped bit, what is no line, an unfinished last one: in no curve, and said."""
     path, words = run / "metrics.jsonl", ["curves", str(run), "--out", str(tmp_path / "out")]
-    before = path.read_bytes()
+    before, lines = path.read_bytes(), curve(run)
     for how, damage in LAST_LINE_LOST.items():
         path.write_bytes(damage(before))
         assert main(words) == 3, how
@@ -448,14 +403,23 @@ def test_a_last_line_that_is_lost_is_named_and_written_again(
         assert str(path) in said
         train(small(), **here)
         assert path.read_bytes() == before, how
-        assert main(words) == 0
         capsys.readouterr()
+    assert main(words) == 0
+    at = before.index(b'"cross_entropy": ') + len(b'"cross_entropy": ')
+    changed = before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :]
+    path.write_bytes(NOISE + changed + b'{"step": 1')
+    assert curve(run) == lines[1:]
+    for code, command in ((3, lambda: main(words)), (None, lambda: train(small(), **here))):
+        assert command() == code or code is None
+        assert "metrics.jsonl: 8 " in capsys.readouterr().err
+    assert curve(run) == lines[1:]
+    assert b"\xff" not in path.read_bytes()
 
 
-def test_curves_are_drawn_once_over_nobodys_files_and_not_of_nothing(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_curves_are_drawn_once_over_nobodys_files_and_of_trainings_alone(
+    data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of trainings alone; an earlier picture is replaced."""
+    """An earlier picture is replaced; no training is written into another command's folder."""
     out, same = tmp_path / "out", run.parent / "data" / ".." / run.name
     refused(capsys, str(run), "curves", run, same, "--out", out)
     refused(capsys, "checkpoint.pt", "curves", run, "--out", run)
@@ -467,11 +431,6 @@ def test_curves_are_drawn_once_over_nobodys_files_and_not_of_nothing(
         (run / "metrics.jsonl").write_bytes(wrong)
         refused(capsys, "metrics.jsonl", "curves", run, "--out", tmp_path / "new")
     assert not (tmp_path / "new" / "curves.png").exists()
-
-
-def test_a_folder_of_another_command_is_no_trainings(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content()))
     for file in ("federation.json", "experiment.yaml"):
@@ -479,5 +438,5 @@ def test_a_folder_of_another_command_is_no_trainings(
         folder.mkdir()
         (folder / file).touch()
         refused(capsys, str(folder), "train", config, "--data", data, "--out", folder)
-        refused(capsys, str(folder), "curves", folder, "--out", tmp_path / "out")
+        refused(capsys, str(folder), "curves", folder, "--out", tmp_path / "new")
         assert [path.name for path in folder.iterdir()] == [file]
