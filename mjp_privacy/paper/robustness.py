@@ -28,7 +28,7 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing, open_images, spread_subset
 from mjp_privacy.data.files import image_names, open_files
 from mjp_privacy.data.labels import NUM_IMAGENET, some
-from mjp_privacy.metrics.statistics import bootstrap_interval, wilson
+from mjp_privacy.metrics.statistics import summarise
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.sizes import is_papers_model
 from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
@@ -83,7 +83,8 @@ def average_precision(strange: Floats, ordinary: Floats) -> float:
 
 # a line of robustness.csv: a figure in percent with its 95 % interval -----------------------------
 
-RESAMPLES, RESAMPLED = 500, "bootstrap over images"
+RESAMPLES, RESAMPLED, WILSON = 500, "bootstrap over images", "Wilson"
+Cell = tuple[str, int | None]  # corruption and severity
 Line = dict[str, Any]
 """measure, corruption, severity, paper, percent, low, high, interval (its kind), n, failed."""
 
@@ -93,35 +94,31 @@ def line(
     percent: float,
     ends: tuple[float, float],
     interval: str,
-    n: int,
-    failed: int,
+    counts: tuple[int, int],
     *,
     cell: Cell = ("", None),
     paper: float | None = None,
 ) -> Line:
-    """A line but for its model and its images, which stand before it in the table."""
+    """A line but for its model and its images, which stand before it in the table; counts: of the
+    images, and of those that could not be read."""
     about = {"measure": measure, "corruption": cell[0], "severity": cell[1], "paper": paper}
     figures = {"percent": percent, "low": ends[0], "high": ends[1], "interval": interval}
-    return {**about, **figures, "n": n, "failed": failed}
+    return {**about, **figures, "n": counts[0], "failed": counts[1]}
 
 
 def share(measure: str, hits: pd.Series[float], **about: Any) -> Line:
     """A share of images: of Series([1.0, 0.0, nan]) 50 % of two, and one failed."""
-    ok = hits.dropna().to_numpy(np.float64)
-    part = float(ok.mean()) if len(ok) else math.nan
-    low, high = wilson(part, len(ok))
-    ends = 100 * low, 100 * high
-    return line(measure, 100 * part, ends, "Wilson", len(ok), len(hits) - len(ok), **about)
+    found = summarise(hits.to_numpy(np.float64), ["ok"] * len(hits)).as_share()
+    ends, counts = (100 * found.low, 100 * found.high), (found.n, found.counts.failed)
+    return line(measure, 100 * found.mean, ends, WILSON, counts, **about)
 
 
 def mean(measure: str, values: Floats, **about: Any) -> Line:
     """A mean over images of values in percent; images that are NaN are failed. Where all images are
     alike there is no interval, for the bootstrap's would have no width."""
-    ok = values[~np.isnan(values)]
-    average = float(ok.mean()) if len(ok) else math.nan
-    alike = not len(ok) or np.allclose(ok, ok[0])
-    ends = (math.nan, math.nan) if alike else bootstrap_interval(ok)
-    return line(measure, average, ends, RESAMPLED, len(ok), len(values) - len(ok), **about)
+    found = summarise(values, ["ok"] * len(values))
+    ends = (math.nan, math.nan) if np.isclose(found.low, found.high) else (found.low, found.high)
+    return line(measure, found.mean, ends, RESAMPLED, (found.n, found.counts.failed), **about)
 
 
 def resampled(
@@ -146,12 +143,12 @@ def resampled(
     low, high = 100 * np.quantile(values, [0.025, 0.975])
     value = score(*(array for arrays in groups for array in arrays))
     n = sum(len(arrays[0]) for arrays in groups)
-    return line(measure, 100 * value, (float(low), float(high)), RESAMPLED, n, failed, paper=paper)
+    ends = float(low), float(high)
+    return line(measure, 100 * value, ends, RESAMPLED, (n, failed), paper=paper)
 
 
 # ImageNet-C ---------------------------------------------------------------------------------------
 
-Cell = tuple[str, int | None]  # corruption and severity
 EXAMPLE = "gaussian_noise/1/n01440764/ILSVRC2012_val_00000293.JPEG"
 OFFICIAL_CELL = 50_000
 """Images under each corruption and severity of the published ImageNet-C."""
@@ -308,8 +305,8 @@ def strange_lines(
         paper=paper.get("aupr"),
     )
     chance = 100 * len(doubts[0][0]) / aupr["n"]
-    none = math.nan, math.nan
-    return [aupr, line("AUPR by chance", chance, none, "", aupr["n"], aupr["failed"])]
+    counts = aupr["n"], aupr["failed"]
+    return [aupr, line("AUPR by chance", chance, (math.nan, math.nan), "", counts)]
 
 
 # what the paper prints ----------------------------------------------------------------------------

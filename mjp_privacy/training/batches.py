@@ -140,7 +140,25 @@ def find_examples(
         )
     train = _opened(data, "--data")
     held_out = None if val is None else _opened(val, "--val")
-    _check_classes(config, train, held_out)
+    expected = config.model.num_classes
+    missing = sorted(set(range(expected)) - set(train.labels))
+    if config.data.all_classes and missing:
+        raise UserError(
+            f"--data: expected images of {expected} classes; no image has the label "
+            f"{first_of(missing, 8)}. {train.source.labels_described} Add images of these classes, "
+            "or set model.num_classes or data.all_classes: false."
+        )
+    check_labels(train.records, expected, "--data", "the model")
+    if held_out is not None:
+        known = class_folders(train.records)
+        for label, name in class_folders(held_out.records).items() if known else ():
+            if name != known.get(label):
+                raise UserError(
+                    f"Expected the same class folders in --val and --data; class {label} is "
+                    f"{name!r} there and {known.get(label)!r} in the training data. A folder "
+                    "without images is not numbered."
+                )
+        check_labels(held_out.records, expected, "--val", "the model", partial=True)
     if len(train) < config.recipe.batch:
         raise UserError(
             f"--data: expected at least one batch of {config.recipe.batch} images, got "
@@ -166,30 +184,6 @@ def _opened(path: Path, option: str) -> Examples:
             "labels.csv), got images without. Put each class into a folder of its own."
         )
     return Examples(source, source.records)
-
-
-def _check_classes(config: TrainingConfig, train: Examples, held_out: Examples | None) -> None:
-    """Raise where labels are not the model's classes, or mean others in the two sets of images."""
-    expected = config.model.num_classes
-    missing = sorted(set(range(expected)) - set(train.labels))
-    if config.data.all_classes and missing:
-        raise UserError(
-            f"--data: expected images of {expected} classes; no image has the label "
-            f"{first_of(missing, 8)}. {train.source.labels_described} Add images of these classes, "
-            "or set model.num_classes or data.all_classes: false."
-        )
-    check_labels(train.records, expected, "--data", "the model")
-    if held_out is None:
-        return
-    known = class_folders(train.records)
-    for label, name in class_folders(held_out.records).items() if known else ():
-        if name != known.get(label):
-            raise UserError(
-                f"Expected the same class folders in --val and --data; class {label} is "
-                f"{name!r} there and {known.get(label)!r} in the training data. A folder "
-                "without images is not numbered."
-            )
-    check_labels(held_out.records, expected, "--val", "the model", partial=True)
 
 
 def check_labels(

@@ -256,36 +256,32 @@ def _join(device: str, batch: int, *, pairs: bool) -> World:
     try:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         number = int(os.environ.get("LOCAL_RANK", "0"))
+        unit = size * (2 if pairs else 1)
         if size < 1 or number < 0:
             raise ValueError(f"{size} and {number}")
-    except ValueError as error:
-        raise UserError(
-            "Expected whole numbers in the environment variables WORLD_SIZE and LOCAL_RANK, as "
-            f"torchrun sets them; got: {one_line(error)}. Start with torchrun, or unset them."
-        ) from error
-    unit = size * (2 if pairs else 1)
-    if batch % unit:
-        even = " an even number each, for mixup," if pairs else ""
-        raise UserError(
-            f"Expected a batch that the processes ({size}) can share equally,{even} got {batch}. "
-            f"Give --batch {batch - batch % unit or unit}."
-        )
-    if size == 1:
-        return World(place)
-    if place.type == "cuda":
-        if number >= (there := torch.cuda.device_count()):
+        if batch % unit:
+            even = " an even number each, for mixup," if pairs else ""
             raise UserError(
-                f"Expected a GPU for each process of this machine, got {there} and a process "
-                f"number {number}, counted from 0. Give --nproc_per_node={there}, or --device cpu."
+                f"Expected a batch that the processes ({size}) can share equally,{even} got "
+                f"{batch}. Give --batch {batch - batch % unit or unit}."
             )
-        place = torch.device("cuda", number)
-        torch.cuda.set_device(place)
-    try:
+        if size == 1:
+            return World(place)
+        if place.type == "cuda":
+            if number >= (there := torch.cuda.device_count()):
+                raise UserError(
+                    f"Expected a GPU for each process of this machine, got {there} and a process "
+                    f"number {number}, counted from 0. Give --nproc_per_node={there}, or --device "
+                    "cpu."
+                )
+            place = torch.device("cuda", number)
+            torch.cuda.set_device(place)
         dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
-    except (RuntimeError, ValueError) as error:  # ValueError: the environment lacks a part
+    except (RuntimeError, ValueError) as error:  # ValueError: no number, or a part is missing
         raise UserError(
-            f"Expected {size} processes, as WORLD_SIZE says, at MASTER_ADDR and MASTER_PORT; got: "
-            f"{one_line(error)}. Start them with torchrun, or unset WORLD_SIZE."
+            "Expected the processes that the environment variables WORLD_SIZE, LOCAL_RANK, "
+            f"MASTER_ADDR and MASTER_PORT name, as torchrun sets them; got: {one_line(error)}. "
+            "Start with torchrun, or unset them."
         ) from error
     return World(place, dist.get_rank(), size)
 

@@ -190,21 +190,6 @@ def test_training_starts_from_a_classifiers_weights_and_refuses_others(
         assert not (tmp_path / "no" / "checkpoint.pt").exists()
 
 
-def test_what_a_file_states_of_its_start_and_its_tables(ade: Path, tmp_path: Path) -> None:
-    """Packaged weights are part of a segmentation's identity; tables that do not decay are said."""
-    sizes = {"patch_size": 7, "img_size": 56, "embed_dim": 160, "depth": 4, "num_heads": 5}
-    pixels = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
-    started_from = {"initial": {"checkpoint": "packaged:cifar_vit"}, "model": {**sizes, **pixels}}
-    path = trained(small(recipe={"epochs": 1}, **started_from), ade, tmp_path / "started")
-    stated = load_model(checkpoint="packaged:cifar_vit").card.checkpoint.sha256
-    assert json.loads(metadata_of(path)["initial_sha256"]) == stated
-    assert len(stated) == 64
-    papers = {"model": {"unknown_embedding": True}, "jigsaw": {"position_init": "paper"}}
-    config = small(recipe={"epochs": 1}, **papers)
-    assert config.positions_as_paper
-    assert metadata_of(trained(config, ade, tmp_path / "paper"))["position_decay"] == "false"
-
-
 # files of others
 
 

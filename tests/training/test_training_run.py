@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shlex
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,9 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.training import learner
-from mjp_privacy.training.batches import find_examples
+from mjp_privacy.training.batches import World, find_examples
 from mjp_privacy.training.learner import Learner
-from mjp_privacy.training.trainer import train
+from mjp_privacy.training.trainer import is_lost, train
 from tests.helpers.night import by_day
 from tests.helpers.refusals import refused
 from tests.helpers.segmentation import SWIN, pair_folder
@@ -31,6 +34,7 @@ from tests.helpers.segmentation import small as segmentation
 from tests.helpers.training import (
     FILES,
     LAST_LINE_LOST,
+    PICTURES_AS_THEY_ARE,
     class_folders,
     content,
     curve,
@@ -41,6 +45,12 @@ from tests.helpers.training import (
 )
 from tests.helpers.uploads import flip
 from tests.inputs.tensors import with_state
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Labelled images of three classes."""
+    return class_folders(tmp_path / "data")
 
 
 @pytest.fixture
@@ -440,3 +450,95 @@ def test_curves_are_drawn_once_over_nobodys_files_and_of_trainings_alone(
         refused(capsys, str(folder), "train", config, "--data", data, "--out", folder)
         refused(capsys, str(folder), "curves", folder, "--out", tmp_path / "new")
         assert [path.name for path in folder.iterdir()] == [file]
+
+
+# several processes --------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+
+
+def torchrun(
+    fields: dict[str, Any], out: Path, *words: object, launcher: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """`mjp train` of a config with these fields, each process with one thread."""
+    config = out.with_suffix(".yaml")
+    config.write_text(yaml.safe_dump(fields))
+    argv = [sys.executable, *launcher, "-m", "mjp_privacy", "train", config, "--out", out, *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    alone = ["--device", "cpu", "--threads", "1"]
+    return subprocess.run(
+        [*map(str, argv), *alone], cwd=ROOT, env=env, timeout=200, capture_output=True, text=True
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("used_for", "precision", "workers"),
+    [("training", "float32", 1), ("validation", "bfloat16", 0)],
+)
+def test_an_error_of_one_process_ends_all_with_its_reason(
+    tmp_path: Path, used_for: str, precision: str, workers: int
+) -> None:
+    """A picture in one process's share is damaged: nobody waits for a process that has left, and
+    the same command goes on when the picture is repaired, as one process does; without drop path,
+    mixup and the like, which each process draws."""
+    fields = content(
+        augmentation=PICTURES_AS_THEY_ARE,
+        data={"store": "files"},
+        model={"drop_path": 0},
+        recipe={"precision": precision},
+        jigsaw={"first_epoch": 0},
+    )
+    fields |= {"log_every": 1, "checkpoint_minutes": 0.0003}  # due at other steps by each clock
+    data, val = class_folders(tmp_path / "data"), class_folders(tmp_path / "val", images=7)
+    picture = (data if used_for == "training" else val) / "class_0" / "003.png"
+    whole, one, two = picture.read_bytes(), tmp_path / "one", tmp_path / "two"
+    words = ("--data", data, "--val", val, "--workers", workers)
+    picture.write_bytes(whole[: len(whole) // 2])
+    failed = torchrun(fields, two, *words, launcher=TORCHRUN)
+    assert failed.returncode == 1
+    assert failed.stderr.count(f"{picture.name}: ") == 1
+    picture.write_bytes(whole)
+    assert torchrun(fields, two, *words, launcher=TORCHRUN).returncode == 0
+    assert torchrun(fields, one, *words).returncode == 0
+    here, there = ([line["loss"] for line in curve(run)] for run in (one, two))
+    # in bfloat16 half a batch's gradients are rounded
+    assert there == pytest.approx(here, abs=1e-5 if precision == "float32" else 5e-3)
+
+
+def test_only_what_a_lost_process_leaves_is_taken_for_one() -> None:
+    world, lost = World(torch.device("cpu"), 0, 2), "tcp/pair.cc:547] Connection closed by peer"
+    assert is_lost(RuntimeError(lost), world)
+    assert not is_lost(UserError(lost), world)
+    assert not is_lost(RuntimeError(lost), World(world.device))
+    assert not is_lost(RuntimeError("Duplicate GPU detected"), world)
+
+
+MIXED = {"recipe": {"batch": 9}, "augmentation": {"mixup": 0.8}}
+HERE = {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
+
+
+def test_an_environment_that_torchrun_does_not_make_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    two = {"WORLD_SIZE": "2"}
+    cases: list[tuple[dict[str, str], dict[str, Any], str]] = [
+        ({"WORLD_SIZE": "0"}, {}, "WORLD_SIZE"),
+        (two, {}, "torchrun"),
+        (two | HERE | {"MASTER_PORT": "99999999"}, {}, "torchrun"),
+        (two | {"LOCAL_RANK": "1", "device": "cuda"}, {}, "--nproc_per_node=1"),
+        ({"WORLD_SIZE": "4"}, {}, "--batch 4"),
+        ({"WORLD_SIZE": "3"}, MIXED, "--batch 6"),
+    ]
+    for place, changes, named in cases:
+        with monkeypatch.context() as patch:
+            for name in ("LOCAL_RANK", *HERE):
+                patch.delenv(name, raising=False)
+            for name, value in place.items():
+                patch.setenv(name, value)
+            given = {"data": data, "out": tmp_path / "run", "device": place.get("device", "cpu")}
+            with pytest.raises(UserError, match=named):
+                train(small(**changes), **given)  # type: ignore[arg-type]
