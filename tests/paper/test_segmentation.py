@@ -290,13 +290,9 @@ def test_a_picture_and_its_map_are_turned_together_or_not_at_all(ade: Path) -> N
     pairs.check()
 
 
-def test_a_split_that_is_damaged_without_labels_or_without_pictures(
+def test_a_split_without_labels_or_without_pictures(
     ade: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = ade / "images" / "validation" / "001.jpg"
-    path.write_bytes(path.read_bytes()[:-200])  # its head is whole
-    with pytest.raises(UserError, match=r"validation/001\.jpg"):
-        trained(small(), ade, tmp_path / "run")
     for place in range(3):
         save_pair(ade, f"validation/{place:03d}", SQUARE, SQUARE[..., 0])
     with pytest.raises(UserError, match="validation"):

@@ -172,6 +172,8 @@ def test_pictures_and_labels_are_changed_alike(flip: bool) -> None:
         augmentation={"flip": flip},
     )
     transform = Augmented(config)
+    whole, own = Whole(config)(*positions((48, 32)))
+    assert (whole.shape, own.shape) == ((3, 32, 48), (32, 48))  # labels keep their size
     padded, mirrored = 0, 0
     for seed in range(40):
         pixels, labels = transform(*positions((48, 56)), seed)
@@ -203,16 +205,6 @@ def test_a_crop_of_one_class_is_drawn_again() -> None:
         crops = [Augmented(config)(picture, labels, seed)[1] for seed in range(200)]
         shares[most] = np.mean([bool((crop == 2).any()) for crop in crops])
     assert shares[0.75] > 2 * shares[1.0] > 0
-
-
-def test_a_batch_holds_crops_and_validation_whole_pictures(tmp_path: Path) -> None:
-    """By any number of workers."""
-    whole, own = Whole(small(model={"num_classes": 40}))(*positions((48, 32)))
-    assert (whole.shape, own.shape) == ((3, 16, 24), (32, 48))  # labels keep their size
-    pairs = find_pairs(small(), pair_folder(tmp_path / "ade"), None)[0]
-    here, there = (list(pair_batches(small(), pairs, ONE, n).epoch(1, 0, 2)) for n in (0, 2))
-    torch.testing.assert_close(here, there, rtol=0, atol=0)
-    assert [part.shape for part in here[0]] == [(4, 3, 16, 16), (4, 16, 16)]
 
 
 # the network
