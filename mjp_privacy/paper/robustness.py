@@ -344,8 +344,7 @@ def write_robustness(arguments: EvaluationArguments) -> Outcome:
         tables.append(found)
         table = pd.concat(tables, ignore_index=True)
         text = markdown(table)
-        reasons = pd.DataFrame(measured.unreadable.items(), columns=["image", "reason"])
-        files = {"unreadable.csv": reasons, "robustness.csv": table}
+        files = {"robustness.csv": table}
         if measured.errors:
             wrong = {name: wrong_severities(mine) for name, mine in measured.errors.items()}
             files["per_image.csv"] = pd.concat(wrong, names=["model"]).swaplevel().reset_index()
@@ -467,11 +466,10 @@ class Robustness:
         with Progress(model.label, len(chosen), "images") as bar:
             rows = self._answers(model, source, chosen, prepare, bar, among)
         if among is not None and rows["correct"].isna().all():
-            first, reason = next(iter(self.unreadable.items()), ("", ""))
+            first, reason = next(iter(self.unreadable.items()))
             raise UserError(
                 f"None of the {len(rows)} images of {source.path.name} can be read, such as "
-                f"{shown(first)}: {shown(reason)}. Expected at least one: unpack the archive "
-                "again, or mend that."
+                f"{shown(first)}: {shown(reason)}. Mend them, or unpack the archive again."
             )
         return rows
 

@@ -269,25 +269,18 @@ def test_two_mistakes_are_counted_before_a_step_is_trained(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def turn(path: Path, orientation: int) -> None:
-    """Write a picture again with an EXIF orientation."""
-    with Image.open(path) as picture:
-        exif = picture.getexif()
-        exif[0x0112] = orientation
-        picture.copy().save(path, exif=exif)
-
-
 def test_a_picture_and_its_map_are_turned_together_or_not_at_all(ade: Path) -> None:
     pairs = find_pairs(small(), ade, None)[0]
-    picture, labels = pairs.read(0)
-    turn(ade / pairs.pictures[0], 6)
-    with pytest.raises(ImageError, match="orientation"):
-        pairs.read(0)
-    turn(ade / pairs.maps[0], 6)
-    turned, turned_labels = pairs.read(0)
-    assert turned.size == picture.size[::-1]
-    assert np.array_equal(turned_labels, np.rot90(labels, -1))
-    pairs.check()
+    labels = pairs.read(0)[1]
+    for name in (pairs.pictures[0], pairs.maps[0]):
+        with Image.open(ade / name) as picture:
+            exif = picture.getexif()
+            exif[0x0112] = 6
+            picture.copy().save(ade / name, exif=exif)
+        if name == pairs.pictures[0]:
+            with pytest.raises(ImageError, match="orientation"):
+                pairs.read(0)
+    assert np.array_equal(pairs.read(0)[1], np.rot90(labels, -1))
 
 
 def test_a_split_without_labels_or_without_pictures(
