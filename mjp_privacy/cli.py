@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         example="score --reference photos --reconstruction leaked --out scores.csv",
     ),
     "sample": CommandEntry(
-        "mjp_privacy.paper.commands:sample",
+        "mjp_privacy.training.commands:sample",
         "copy a few images of every class, with labels and hashes, or corrupt them",
         example="sample --from IMAGENET_VAL --out sample_1k --per-class 1",
     ),
@@ -63,7 +63,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         again=GOES_ON,
     ),
     "evaluate": CommandEntry(
-        "mjp_privacy.paper.commands:evaluate",
+        "mjp_privacy.training.commands:evaluate",
         "accuracy, consistency and robustness of trained models",
         example="evaluate --checkpoint cifar_vit cifar_vit_mjp --data cifar10-test.zip --gamma .27",
     ),
@@ -73,7 +73,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         example="curves results/A results/J --out results/curves",
     ),
     "analyse": CommandEntry(
-        "mjp_privacy.paper.commands:analyse",
+        "mjp_privacy.training.commands:analyse",
         "what the position embeddings of models hold, and what MJP changes",
         example="analyse cifar_vit cifar_vit_mjp --out results/positions",
     ),

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.stats import t
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.published import TABLE3, TABLE4, PublishedModel
+from mjp_privacy.training.evaluation import TABLE3, TABLE4, PublishedModel
 from tools.published_rows import Line, read
 
 Spec = Mapping[str, Any]

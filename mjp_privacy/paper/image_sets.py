@@ -27,8 +27,7 @@ import itertools
 import json
 import tarfile
 import zipfile
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -76,9 +75,8 @@ WHERE = (
     "Give cifar-10-binary.tar.gz, the “binary version” of "
     "https://www.cs.toronto.edu/~kriz/cifar.html."
 )
+Records = NDArray[np.uint8]
 ARCHIVE = FileKind("CIFAR-10's binary version as a .tar.gz", WHERE, LARGEST)
-
-Picture = tuple[str, NDArray[np.uint8]]  # its name in the zip, and (32, 32, 3)
 
 
 def make_cifar10(source: Path, out: Path) -> str:
@@ -91,21 +89,18 @@ def make_cifar10(source: Path, out: Path) -> str:
                 "--out, or remove the file."
             )
     contents = _of_archive(source, [name for files in FILES.values() for name in files])
-    sets = {name: list(_pictures(source, contents, files)) for name, files in FILES.items()}
     output_folder(out)
-    for name, pictures in sets.items():
-        write_atomically(out / name, partial(_zip, pictures))
-    train, test = map(len, sets.values())
-    return (
-        f"Wrote {train} training pictures into {shown(out / 'cifar10-train.zip')} and {test} test "
-        f"pictures into {shown(out / 'cifar10-test.zip')}."
-    )
+    for name, files in FILES.items():
+        records = np.concatenate([contents[file] for file in files])
+        write_atomically(out / name, partial(_zip, records))
+    return f"Wrote {' and '.join(shown(out / name) for name in FILES)}."
 
 
-def _of_archive(path: Path, wanted: Sequence[str]) -> dict[str, bytes]:
+def _of_archive(path: Path, wanted: Sequence[str]) -> dict[str, Records]:
     """The files by name; nothing is unpacked to the disk, and no file is read unbounded."""
     ARCHIVE.check(path)
-    contents: dict[str, bytes] = {}
+    contents: dict[str, Records] = {}
+    size = RECORD * IN_A_FILE
     with ARCHIVE.reading(path), tarfile.open(path, "r:gz") as archive:
         for entry in archive:
             name = entry.name.rpartition("/")[2]
@@ -114,42 +109,32 @@ def _of_archive(path: Path, wanted: Sequence[str]) -> dict[str, bytes]:
             if name == "data_batch_1":
                 raise ARCHIVE.refusal(path, "the python version, whose pickles could run code")
             file = archive.extractfile(entry) if name in wanted else None
-            if file is not None:
-                contents[name] = file.read(RECORD * IN_A_FILE + 1)
+            if file is None:
+                continue
+            content = file.read(size + 1)
+            if len(content) != size:
+                raise ARCHIVE.refusal(path, f"{len(content):,} bytes or more, not {size:,}", name)
+            contents[name] = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
+            if (largest := contents[name][:, 0].max()) >= len(CLASSES):
+                raise ARCHIVE.refusal(path, f"a picture of class {largest}", name)
     missing = [name for name in wanted if name not in contents]
     if missing:
         raise ARCHIVE.refusal(path, f"an archive without {', '.join(missing)}")
     return contents
 
 
-def _pictures(
-    source: Path, contents: Mapping[str, bytes], files: Sequence[str]
-) -> Iterator[Picture]:
-    """The pictures of these files, each numbered within its class: `airplane/0000.png`."""
-    counted = [0] * len(CLASSES)
-    for file in files:
-        content = contents[file]
-        if len(content) != RECORD * IN_A_FILE:
-            raise ARCHIVE.refusal(
-                source, f"{len(content):,} bytes or more, not {RECORD * IN_A_FILE:,}", file
-            )
-        records = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
-        if records[:, 0].max() >= len(CLASSES):
-            raise ARCHIVE.refusal(source, f"a picture of class {records[:, 0].max()}", file)
-        for record in records:
-            label = int(record[0])
-            pixels = np.ascontiguousarray(record[1:].reshape(3, 32, 32).transpose(1, 2, 0))
-            yield f"{CLASSES[label]}/{counted[label]:04d}.png", pixels
-            counted[label] += 1
-
-
-def _zip(pictures: Sequence[Picture], path: Path) -> None:
-    """The same bytes for the same pictures; PNG is compressed already."""
-    bar = Progress("writing", len(pictures), "pictures")
+def _zip(records: Records, path: Path) -> None:
+    """The pictures, each numbered within its class: `airplane/0000.png`. The same bytes for the
+    same pictures; PNG is compressed already."""
+    numbers = [itertools.count() for _ in CLASSES]
+    bar = Progress("writing", len(records), "pictures")
     with bar, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, pixels in pictures:
+        for record in records:
+            label, planes = int(record[0]), record[1:].reshape(3, 32, 32)
+            pixels = np.ascontiguousarray(planes.transpose(1, 2, 0))
             content = io.BytesIO()
             Image.fromarray(pixels).save(content, "PNG")
+            name = f"{CLASSES[label]}/{next(numbers[label]):04d}.png"
             archive.writestr(zipfile.ZipInfo(name), content.getvalue())
             bar.advance()
 
@@ -318,24 +303,23 @@ def make_corrupted(
 
 def _places(
     records: Sequence[ImageRecord], plain: Mapping[int | None, str]
-) -> Mapping[ImageRecord, str]:
-    """`class/name.JPEG` of each image; where two would share one, both have their whole path.
+) -> dict[ImageRecord, str]:
+    """`class/name.JPEG` of each image; where another one has that name, its whole path is in it.
 
     A class is the synset whose index is the label, if the image lies in its folder; else its folder
     among `plain` ones, which are numbered in sorted order, as whoever reads them does; else the
     label.
     """
-    folders, places = {}, {}
+    places: dict[ImageRecord, str] = {}
+    taken: set[str] = set()
     for record in records:
-        parts = PurePosixPath(record.image_id).parts[:-1]
-        synset = next((part for part in reversed(parts) if is_synset(part)), "")
+        path = PurePosixPath(record.image_id)
+        synset = next((part for part in reversed(path.parts[:-1]) if is_synset(part)), "")
         is_label = synset_indices().get(synset) == record.label
-        folders[record] = synset if is_label else plain.get(record.label, str(record.label))
-        places[record] = f"{folders[record]}/{PurePosixPath(record.image_id).stem}.JPEG"
-    often = Counter(places.values())
-    return {
-        record: place
-        if often[place] == 1
-        else f"{folders[record]}/{record.image_id.replace('/', '__')}.JPEG"
-        for record, place in places.items()
-    }
+        folder = synset if is_label else plain.get(record.label, str(record.label))
+        place = f"{folder}/{path.stem}.JPEG"
+        if place in taken:
+            place = f"{folder}/{record.image_id.replace('/', '__')}.JPEG"
+        places[record] = place
+        taken.add(place)
+    return places

@@ -271,8 +271,6 @@ STRIDE = 2 / 3
 """Of a window's side, between two windows: 341 of 512 pixels, as ViTs are commonly evaluated."""
 TOGETHER = 8
 """Windows that the network sees at once."""
-RESIZED = 1 << 26
-"""Numbers of the resized logits that are held at once: 256 MiB, beside some numbers a pixel."""
 
 
 def starts(length: int, side: int) -> list[int]:
@@ -304,17 +302,15 @@ def predicted(
 ) -> Tensor:
     """(H, W): the class of every pixel of the label map, whose size this is.
 
-    Some classes at a time are resized: all 150 of a photograph of 24 megapixels would take 14 GB.
+    One class at a time is resized: all 150 of a photograph of 24 megapixels would take 14 GB.
     """
     logits = logits_of(network, picture, side)
-    height, width = size
-    together = max(1, RESIZED // (height * width))
-    best = logits.new_full((height, width), -torch.inf)
-    answer = torch.zeros(height, width, dtype=torch.long, device=logits.device)
-    for first in range(0, len(logits), together):
-        highest, where = resized(logits[None, first : first + together], size)[0].max(0)
-        answer = torch.where(highest > best, where + first, answer)
-        best = torch.maximum(best, highest)
+    best = logits.new_full(list(size), -torch.inf)
+    answer = torch.zeros_like(best, dtype=torch.long)
+    for number, one in enumerate(logits):
+        large = resized(one[None, None], size)[0, 0]
+        answer = torch.where(large > best, number, answer)
+        best = torch.maximum(best, large)
     return answer
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import entr
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
@@ -139,15 +140,7 @@ def as_map(table: PositionTable) -> Matrix:
     """(G², G²): the tile in row r and column c is the map of patch (r, c)'s similarities."""
     grid = table.grid
     tiles = similarity(table).reshape(grid, grid, grid, grid)
-    picture: Matrix = tiles.transpose(0, 2, 1, 3).reshape(grid * grid, grid * grid)
-    return picture
-
-
-def neighbours_and_others(table: PositionTable) -> tuple[float, float]:
-    """The mean similarity of patches that share a side, and of all other pairs."""
-    cosines, places = similarity(table), table.places()[:, 1:]
-    steps = np.abs(places[:, None] - places[None]).sum(axis=-1)
-    return float(cosines[steps == 1].mean()), float(cosines[steps > 1].mean())
+    return tiles.transpose(0, 2, 1, 3).reshape(grid * grid, grid * grid)
 
 
 # how well a linear map reads a patch's place: Table 8 ---------------------------------------------
@@ -194,28 +187,13 @@ def place_error(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) 
 # how much of a trained table is still the noise it started from -----------------------------------
 
 
-@dataclass(frozen=True)
-class Start:
-    """What a trained table has of its own start, which follows from the recipe in its file. The
-    paper's code starts MJP's table at N(0, 1) and its baseline's at N(0, .02²).
-
-    std     the standard deviation of the start
-    left    by what the start is multiplied in the table: training with weight decay shrinks it
-    share   of the table's variance, that along the start: 1 where training changed its scale only
-    rest    the table without the part along the start: what was learned
-    """
-
-    std: float
-    left: float
-    share: float
-    rest: PositionTable
-
-
 def start_in(
     model: MJPVisionTransformer, table: PositionTable, metadata: Mapping[str, str]
-) -> Start | None:
-    """The model's table beside its start; None where its file's metadata do not tell the start:
-    another trainer's file, one that was fine-tuned, or a table resampled for another grid."""
+) -> PositionTable | None:
+    """The table that training began with, drawn again from the recipe in the model's file; None
+    where its metadata do not tell it: another trainer's file, one that was fine-tuned, or a table
+    resampled for another grid. The paper's code starts MJP's table at N(0, 1) and its baseline's
+    at N(0, .02²)."""
     config = recipe_in(metadata)
     if config is None or config.initial is not None or config.family != model.family:
         return None
@@ -223,17 +201,26 @@ def start_in(
     said = (shape.img_size // shape.patch_size, shape.embed_dim, shape.depth, shape.num_classes)
     if said != (model.grid.rows, model.embed_dim, len(model.blocks), model.num_classes):
         return None
-    start = position_table(build_network(config), "the start")
-    return None if start is None else beside_start(table, start)
+    return position_table(build_network(config), "the start")
 
 
-def beside_start(table: PositionTable, start: PositionTable) -> Start:
-    """A table split into its part along the start and the rest, both about their mean rows."""
+def beside_start(
+    table: PositionTable, start: PositionTable
+) -> tuple[dict[str, float], PositionTable]:
+    """What a trained table has of its start, about their mean rows, and the table without it, which
+    is what was learned:
+
+    start_std    the standard deviation of the start
+    start_left   by what it is multiplied in the table: training with weight decay shrinks it
+    start_share  of the table's variance, that along the start in percent: 100 where training
+                 changed its scale only
+    """
     trained, drawn = table.centred(), start.centred()
     along = float((trained * drawn).sum() / (drawn**2).sum())
     share = along**2 * float((drawn**2).sum() / (trained**2).sum())
+    numbers = {"start_std": float(start.rows.std()), "start_left": along}
     rest = PositionTable(table.grid, trained - along * drawn)
-    return Start(float(start.rows.std()), along, share, rest)
+    return {**numbers, "start_share": 100 * share}, rest
 
 
 # where the class token of the last block looks: Fig. 8 --------------------------------------------
@@ -256,7 +243,7 @@ def last_attention(model: MJPVisionTransformer, x: Tensor) -> tuple[Matrix, dict
     numbers = {
         "head_diversity": divergence(shares.transpose(1, 0, 2)),
         "image_diversity": divergence(shares),
-        "attention_spread": float(_entropy(shares).mean()) / math.log(shares.shape[-1]),
+        "attention_spread": float(entr(shares).sum(-1).mean()) / math.log(shares.shape[-1]),
     }
     return shares.reshape(*shares.shape[:2], *model.grid), numbers
 
@@ -286,15 +273,8 @@ def divergence(maps: Matrix) -> float:
     are equal, 1 where no two look at the same patch."""
     if len(maps) < 2:
         return math.nan
-    gained = _entropy(maps.mean(axis=0)) - _entropy(maps).mean(axis=0)
+    gained = entr(maps.mean(axis=0)).sum(-1) - entr(maps).sum(-1).mean(axis=0)
     return float(gained.mean()) / math.log(len(maps))
-
-
-def _entropy(maps: Matrix) -> Matrix:
-    """In nats, along the last axis; a share of 0 adds nothing."""
-    logs = np.log(np.where(maps > 0, maps, 1))
-    entropy: Matrix = -(maps * logs).sum(axis=-1)
-    return entropy
 
 
 # all figures of a table ---------------------------------------------------------------------------
@@ -319,15 +299,16 @@ class Figures:
 def figures_of(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) -> Figures:
     """All figures of one table; seed, repeats: of the draws of the regression's folds."""
     variance, energy = cumulative_shares(table.centred()), cumulative_shares(table.rows)
-    neighbours, others = neighbours_and_others(table)
+    places, cosines = table.places()[:, 1:], similarity(table)
+    steps = np.abs(places[:, None] - places[None]).sum(axis=-1)
     numbers = {
         **{"grid": table.grid, "width": table.width},
         **{f"variance_{k}": 100 * at(variance, k) for k in DIMENSIONS},
         **{f"energy_{k}": 100 * at(energy, k) for k in DIMENSIONS},
         "dimensions_for_90": int(np.searchsorted(energy, 0.9 - 1e-12)) + 1,
         **place_error(table, seed=seed, repeats=repeats),
-        "neighbour_similarity": neighbours,
-        "other_similarity": others,
+        "neighbour_similarity": float(cosines[steps == 1].mean()),
+        "other_similarity": float(cosines[steps > 1].mean()),
     }
     return Figures(table, variance, energy, numbers)
 
@@ -381,9 +362,9 @@ def analysed(
         row |= figures.numbers
         start = start_in(model, table, read_metadata(checkpoint.source))
         if start is not None:
-            rest = figures_of(start.rest, seed=seed)
-            row |= {"start_std": start.std, "start_left": start.left}
-            row["start_share"] = 100 * start.share
+            numbers, without = beside_start(table, start)
+            rest = figures_of(without, seed=seed)
+            row |= numbers
             row |= {f"rest_{name}": n for name, n in rest.numbers.items() if name not in OF_SIZE}
             learned = rest if row["start_share"] > MOSTLY else None
     maps, looked = last_attention(model, model.normalize(pixels))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import html
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +14,13 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.command import Outcome
-from mjp_privacy.core.drawing import INK, MUTED, RULE, colour, drawn, picture
+from mjp_privacy.core.drawing import MUTED, RULE, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import check_own, output_folder
 from mjp_privacy.core.text import formula_free, shown
-from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
+from mjp_privacy.data import ImageRecord, open_images, spread_subset
 from mjp_privacy.data.images import keep_apart
-from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.zoo import NamedCheckpoint, named_checkpoints
-from mjp_privacy.paper.commands import AnalysisArguments
+from mjp_privacy.models.zoo import named_checkpoints
 from mjp_privacy.paper.positions import (
     DIMENSIONS,
     REPEATS,
@@ -38,7 +35,7 @@ from mjp_privacy.paper.positions import (
     position_table,
     projection,
 )
-from mjp_privacy.training.commands import EvaluationArguments
+from mjp_privacy.training.commands import AnalysisArguments, EvaluationArguments
 from mjp_privacy.training.config import PUBLISHED
 from mjp_privacy.training.evaluation import (
     Protocol,
@@ -56,37 +53,6 @@ GRID, WIDTH = 14, 384
 PRINTED: Sequence[Mapping[str, Any]] = PUBLISHED["tables_6_and_8"]
 """A line for each of its models: `variance` is Table 6, percent in 3 to 7 dimensions, None where it
 is not printed; mae_1d, std_1d, mae_2d and std_2d are Table 8's errors in patches with their ±."""
-
-CAVEATS = (
-    "The paper's lines are of DeiT-S: 14×14 patches of width 384, 300 epochs of ImageNet. A figure "
-    "of another grid, width or training stands beside them, not against them.",
-    "Table 6's row DeiT-S+MJP is no table of noise: one drawn from N(0, 1) at that size has about "
-    "4 % of its variance in 3 dimensions, not 46.74 %. Under the recipe of Table 7 a start decays "
-    "to e^-8.9 of itself (Σ of rate times decay); in a short training it stays.",
-    "The paper gives no number for Figure 8's “more diverse and content-aware” attention; the two "
-    "measures here are ours.",
-)
-
-
-# the figures as flat rows -------------------------------------------------------------------------
-
-
-def rows(results: Sequence[Analysed], noises: Sequence[Noise]) -> list[Row]:
-    """One for each model, each drawn table of noise, and each model of the paper."""
-    lines = [result.row for result in results]
-    for tables in noises:
-        about = {"kind": "noise", "label": "N(0, 1), not trained"}
-        lines += [{**about, **f.numbers, "seed": seed} for seed, f in enumerate(tables)]
-    for published in PRINTED:
-        line: Row = {"kind": "paper", "label": published["model"], "grid": GRID, "width": WIDTH}
-        for k, share in zip(DIMENSIONS, published["variance"] or (), strict=False):
-            line[f"variance_{k}"] = share
-        for name in ("1d", "2d"):
-            line[f"mae_{name}"] = published[f"mae_{name}"]
-            line[f"mae_{name}_std"] = published[f"std_{name}"]
-        lines.append(line)
-    return lines
-
 
 # what is printed and written ----------------------------------------------------------------------
 
@@ -117,18 +83,43 @@ LEGEND = (
     "heads, images: how much the last block's class-token attention differs between heads and "
     "between images, 0 (alike) to 1 (Jensen-Shannon divergence over its largest value; ours, the "
     "paper has no number).",
+    "The paper's lines are of DeiT-S: 14×14 patches of width 384, 300 epochs of ImageNet. A figure "
+    "of another grid, width or training stands beside them, not against them.",
     "Planes: PCA. Figures 1 and 7 show UMAP's, which depend on a seed and two settings that the "
     "paper does not print.",
 )
 
 
 def write_tables(results: Sequence[Analysed], noises: Sequence[Noise], out: Path) -> str:
-    """Write analysis.md and analysis.csv into a folder; what the command prints."""
-    lines = rows(results, noises)
+    """Write analysis.md and analysis.csv into a folder, with a line for each model, each drawn
+    table of noise and each model of the paper; what the command prints."""
+    lines = [result.row for result in results]
+    shown_lines = [_cells(result.label, result.row) for result in results]
+    for tables in noises:
+        numbers = pd.DataFrame([figures.numbers for figures in tables])
+        about = {"kind": "noise", "label": "N(0, 1), not trained"}
+        lines += [{**about, **f.numbers, "seed": seed} for seed, f in enumerate(tables)]
+        mean = numbers.mean().drop(["mae_1d_std", "mae_2d_std"])
+        size = "{grid}×{grid}×{width}".format(**tables[0].numbers)
+        cells = _cells(f"noise {size}, {len(tables)} seeds", mean.to_dict())
+        for place, (column, (_, decimals)) in enumerate(COLUMNS.items(), 1):
+            if column in RANGED:
+                ends = numbers[column].min(), numbers[column].max()
+                cells[place] = with_interval(mean[column], *ends, f".{decimals}f")
+        shown_lines.append(cells)
+    for published in PRINTED:
+        line: Row = {"kind": "paper", "label": published["model"], "grid": GRID, "width": WIDTH}
+        for k, share in zip(DIMENSIONS, published["variance"] or (), strict=False):
+            line[f"variance_{k}"] = share
+        for name in ("1d", "2d"):
+            line[f"mae_{name}"] = published[f"mae_{name}"]
+            line[f"mae_{name}_std"] = published[f"std_{name}"]
+        lines.append(line)
+        shown_lines.append(_cells(f"paper: {published['model']}", line))
     table = pd.DataFrame(lines)
     table = table.astype({name: "Int64" for name in COUNTS if name in table})
     table["label"] = table["label"].map(formula_free)
-    cells = markdown_table(["Model", *(head for head, _ in COLUMNS.values())], _cells(lines))
+    cells = markdown_table(["Model", *(head for head, _ in COLUMNS.values())], shown_lines)
     notes = [
         f"{result.label}: {note}"
         for result in results
@@ -137,42 +128,23 @@ def write_tables(results: Sequence[Analysed], noises: Sequence[Noise], out: Path
     parts = [
         "# What the position embeddings hold",
         "\n".join(cells),
-        "\n".join(f"- {_escaped(words)}" for words in (*LEGEND, *CAVEATS, *notes)),
+        "\n".join(f"- {_escaped(words)}" for words in (*LEGEND, *notes)),
         "![tables](analysis.png)",
         *(
             f"![attention of {_escaped(result.label)}](attention_{number}.png)"
             for number, result in enumerate(results, 1)
         ),
     ]
-    markdown = "\n\n".join(parts) + "\n"
-    write_report(out, {"analysis.csv": table}, "analysis.md", markdown)
+    write_report(out, {"analysis.csv": table}, "analysis.md", "\n\n".join(parts) + "\n")
     return "\n".join(cells)
 
 
-def _cells(lines: Sequence[Row]) -> Iterator[list[str]]:
-    """Models, noise of each size, the paper."""
-    frame = pd.DataFrame(lines)
-    frame = frame.reindex(columns=list(dict.fromkeys([*frame, *COLUMNS])))
-    for (kind, grid, width), same in frame.groupby(
-        ["kind", "grid", "width"], sort=False, dropna=False
-    ):
-        if kind == "noise":
-            cells = []
-            for column, (_, decimals) in COLUMNS.items():
-                values, ends = same[column], (math.nan, math.nan)
-                if column in RANGED:
-                    ends = values.min(), values.max()
-                cells.append(with_interval(values.mean(), *ends, f".{decimals}f"))
-            yield [f"noise {grid:g}×{grid:g}×{width:g}, {len(same)} seeds", *cells]
-            continue
-        for line in same.to_dict("records"):
-            name = f"paper: {line['label']}" if kind == "paper" else _escaped(line["label"])
-            cells = []
-            for column, (_, decimals) in COLUMNS.items():
-                number = shown_number(line[column], f".{decimals}f")
-                around = line.get(f"{column}_std")
-                cells.append(number if pd.isna(around) else f"{number}±{around:.{decimals}f}")
-            yield [name, *cells]
+def _cells(name: str, line: Row) -> list[str]:
+    cells = [_escaped(name)]
+    for column, (_, decimals) in COLUMNS.items():
+        number, around = shown_number(line.get(column), f".{decimals}f"), f"{column}_std"
+        cells.append(f"{number}±{line[around]:.{decimals}f}" if around in line else number)
+    return cells
 
 
 def _escaped(text: object) -> str:
@@ -194,20 +166,19 @@ MOST_HEADS = 8
 
 
 def draw_analysis(results: Sequence[Analysed], noises: Sequence[Noise], path: Path) -> None:
-    """Write the picture: the curves of Table 6 and Figure 4, the errors of Table 8, and a row for
-    each model with position embeddings: its patches along the first two principal directions,
+    """Write the picture: the curves of Table 6 and Figure 4, and a row for each
+    model with position embeddings: its patches along the first two principal directions,
     joined as neighbours are in the image (Fig. 1 and 7), along the first three, and the cosine
     similarities of every patch with all others (the poster's Fig. 1)."""
     tables = drawn_tables(results)
     with picture(path, 10, 3 + 2.9 * len(tables), dpi=80) as figure:
         parts = figure.subfigures(1 + len(tables), 1, squeeze=False)[:, 0]
-        curves = parts[0].subplots(1, 3)
+        curves = parts[0].subplots(1, 2)
         _curves(curves[0], results, noises, "variance")
         curves[0].set_title("variance % (Table 6)")
         curves[0].legend(fontsize=6, loc="lower right")
         _curves(curves[1], results, noises, "energy")
         curves[1].set_title("energy % (Fig. 4)")
-        _errors(curves[2], results, noises)
         for part, (title, table) in zip(parts[1:], tables, strict=True):
             plane = part.add_subplot(1, 3, 1)
             draw_joined(plane, projection(table, 2).reshape(table.grid, table.grid, 2))
@@ -262,29 +233,6 @@ def _curves(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise], na
     axes.tick_params(labelsize=7)
 
 
-def _errors(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise]) -> None:
-    """Bars of the 2D errors (Table 8), beside the error of noise and of a constant."""
-    bars: list[tuple[str, float, float, str]] = []
-    for number, result in enumerate(results):
-        if result.figures is not None:
-            found, constant = result.figures.numbers, result.figures.numbers["constant_2d"]
-            bars.append((drawn(result.label), found["mae_2d"], found["mae_2d_std"], colour(number)))
-    for tables in noises:
-        errors = [figures.numbers["mae_2d"] for figures in tables]
-        grid, width = tables[0].table.grid, tables[0].table.width
-        name = f"noise {grid}×{grid}×{width}"
-        bars.append((name, float(np.mean(errors)), float(np.std(errors)), MUTED))
-    names, values, around, colours = zip(*bars, strict=True)
-    axes.barh(range(len(bars)), values, xerr=around, color=colours, height=0.7)
-    axes.set_yticks(range(len(bars)), names, fontsize=6)
-    axes.invert_yaxis()
-    axes.grid(visible=False)
-    axes.axvline(constant, color=INK, linewidth=0.8, linestyle="--")
-    axes.set_xlabel("patches   (dashed: a constant guess)", fontsize=8)
-    axes.set_title("2D error of a linear map (Table 8)")
-    axes.tick_params(labelsize=7)
-
-
 def draw_joined(axes: Any, points: Matrix) -> None:
     """Points of a grid (G, G, 2 or 3): neighbours joined by lines; a hue a place, red grows
     downwards and blue to the right."""
@@ -335,66 +283,43 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
     records = spread_subset(source.records, arguments.limit, arguments.seed)
     keep_apart(arguments.out, {"--images": arguments.images})
     check_own(arguments.out)
-    loaded = _loaded(named, arguments)
+    size = None if arguments.img_size is None else f"{arguments.img_size}"
+    told: Any = {"model": arguments.model, "mean": arguments.mean, "std": arguments.std}
+    asked = EvaluationArguments(arguments.checkpoints, img_size=size, **told)
+    models = [load_checkpoint(checkpoint, asked) for checkpoint in named]
+    labels = [one.label for one in named]
+    tables = [position_table(*pair) for pair in zip(models, labels, strict=True)]
+    grids = [f"{label} {model.grid.rows}" for label, model in zip(labels, models, strict=True)]
+    if len({model.grid.rows for model in models}) > 1:
+        raise UserError(
+            f"Position embeddings of different grids, by their side: {', '.join(grids)}. Expected "
+            "one grid, for an error in patches and a share in 3 dimensions depend on it. Analyse "
+            "them one by one, or resample all to one size with --img-size."
+        )
+    if not any(tables):
+        raise UserError(
+            f"{' and '.join(labels)}: no position embeddings, expected a model with a learned "
+            "table whose rows differ. Name one, such as cifar_vit."
+        )
     out = output_folder(arguments.out)
     results: list[Analysed] = []
     failed: dict[ImageRecord, str] = {}
-    for checkpoint, (model, table) in zip(named, loaded, strict=True):
-        pixels = _pixels(model, source, records, failed)
+    for checkpoint, model, table in zip(named, models, tables, strict=True):
+        prepare = Protocol().preparation(model)
+        read = [images for _, images in opened_batches(model, source, records, prepare, failed)]
+        if not read:
+            record, reason = next(iter(failed.items()))
+            raise UserError(
+                f"--images: none of {len(records)} images can be read: {shown(record.image_id)} is "
+                f"{shown(reason)}. Give a folder or zip of photographs, or leave it out."
+            )
+        pixels = torch.cat(read)
         results.append(analysed(checkpoint, model, table, pixels, arguments.seed))
         path = out / f"attention_{len(results)}.png"
         draw_attention(results[-1], pixels[:PICTURES_DRAWN], path)
-    sizes = dict.fromkeys((table.grid, table.width) for _, table in loaded if table is not None)
+    sizes = dict.fromkeys((table.grid, table.width) for table in tables if table is not None)
     noises = [noise(*size) for size in sizes]
     draw_analysis(results, noises, out / "analysis.png")
     text = write_tables(results, noises, out)
     reasons = {record.image_id: reason for record, reason in failed.items()}
     return Outcome(f"{text}\n{out / 'analysis.md'}", reasons)
-
-
-Loaded = tuple[LoadedModel, PositionTable | None]
-
-
-def _loaded(named: Sequence[NamedCheckpoint], arguments: AnalysisArguments) -> list[Loaded]:
-    """The models with their tables; UserError unless the grids are one and some table is there."""
-    loaded: list[Loaded] = []
-    for checkpoint in named:
-        size = None if arguments.img_size is None else f"{arguments.img_size}"
-        told: Any = {"model": arguments.model, "mean": arguments.mean, "std": arguments.std}
-        asked = EvaluationArguments((checkpoint.source,), img_size=size, **told)
-        model = load_checkpoint(checkpoint, asked)
-        loaded.append((model, position_table(model, checkpoint.label)))
-    labels, grids = [one.label for one in named], [model.grid.rows for model, _ in loaded]
-    if len(set(grids)) > 1:
-        sizes = zip(labels, grids, strict=True)
-        listed = ", ".join(f"{label} {grid}×{grid}" for label, grid in sizes)
-        raise UserError(
-            f"Position embeddings of different grids: {listed}. Expected one grid, for an error in "
-            "patches and a share in 3 dimensions depend on it. Analyse them one by one, or "
-            "resample all to one size with --img-size."
-        )
-    if all(table is None for _, table in loaded):
-        raise UserError(
-            f"{' and '.join(labels)}: no position embeddings, expected a model with a learned "
-            "table whose rows differ. Name one, such as cifar_vit."
-        )
-    return loaded
-
-
-def _pixels(
-    model: LoadedModel,
-    source: ImageSource,
-    records: Sequence[ImageRecord],
-    failed: dict[ImageRecord, str],
-) -> Tensor:
-    """The readable images as the model will see them, before normalisation (B, 3, S, S); `failed`
-    gains the reasons of the others."""
-    prepare = Protocol().preparation(model)
-    pictures = [images for _, images in opened_batches(model, source, records, prepare, failed)]
-    if not pictures:
-        record, reason = next(iter(failed.items()))
-        raise UserError(
-            f"--images: none of {len(records)} images can be read: {shown(record.image_id)} is "
-            f"{shown(reason)}. Give a folder or zip of photographs, or leave it out."
-        )
-    return torch.cat(pictures)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,9 +37,10 @@ from mjp_privacy.training.commands import EvaluationArguments
 from mjp_privacy.training.config import PUBLISHED, TrainingConfig
 from mjp_privacy.training.evaluation import (
     beside,
-    markdown_table,
+    counted,
+    interval_of,
+    noted_table,
     prepare_folder,
-    with_interval,
     write_report,
 )
 from mjp_privacy.training.learner import Learner
@@ -82,17 +81,23 @@ def measured(counts: Counts) -> Counts:
     return 100 * np.stack([*means, overall], -1)
 
 
-def scored(counts: Counts) -> dict[str, float]:
+def scored(counts: Counts, others: Counts | None = None) -> dict[str, float]:
     """The measures of pictures whose counts are (n, 3, K), each with its 95 % bootstrap interval:
-    miou, miou_low, miou_high, …; NaN without two pictures."""
-    return _with_ends(measured(counts.sum(0)), _resampled(counts))
+    miou, miou_low, miou_high, …; NaN without two pictures.
 
-
-def difference(counts: Counts, others: Counts) -> dict[str, float]:
-    """How much higher one model's measures are than another's on the same pictures, in points; both
-    are resampled together."""
-    values = measured(counts.sum(0)) - measured(others.sum(0))
-    return _with_ends(values, _resampled(counts) - _resampled(others))
+    others  another model's counts of the same pictures: how much higher the measures are than its
+            own, in points; both are resampled together
+    """
+    values, resampled = measured(counts.sum(0)), _resampled(counts)
+    if others is not None:
+        values = values - measured(others.sum(0))
+        resampled = resampled - _resampled(others)
+    known = resampled[~np.isnan(resampled).any(-1)]  # not those without a labelled pixel
+    ends = np.full((2, len(MEASURES)), np.nan)
+    if len(known):
+        ends = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    names = [f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high")]
+    return dict(zip(names, np.stack([values, *ends], -1).ravel().tolist(), strict=True))
 
 
 def _resampled(counts: Counts) -> Counts:
@@ -106,15 +111,6 @@ def _resampled(counts: Counts) -> Counts:
             for times in draws(len(counts), RESAMPLES, SEED)
         ]
     )
-
-
-def _with_ends(values: Counts, resampled: Counts) -> dict[str, float]:
-    known = resampled[~np.isnan(resampled).any(-1)]  # not those without a labelled pixel
-    ends = np.full((2, len(MEASURES)), np.nan)
-    if len(known):
-        ends = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    names = [f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high")]
-    return dict(zip(names, np.stack([values, *ends], -1).ravel().tolist(), strict=True))
 
 
 # training -----------------------------------------------------------------------------------------
@@ -136,7 +132,7 @@ class SegmentationLearner(Learner):
         total = torch.zeros(3, shape.num_classes, dtype=torch.float64, device=self.world.device)
         for pictures, labels in batches.in_order(1):
             for picture, truth in zip(pictures, labels, strict=True):
-                with self.products, self._autocast():
+                with self._autocast():
                     answer = predicted(network, picture, shape.img_size, truth.shape)
                 total += areas(answer, truth, shape.num_classes)
         counts: Tensor = self.world.mean(total)
@@ -183,8 +179,10 @@ def counterpart(config: TrainingConfig, pictures: int) -> Mapping[str, Any]:
     return MJP if model.unknown_embedding else PLAIN
 
 
-# the table ----------------------------------------------------------------------------------------
+# `mjp evaluate --ade20k` --------------------------------------------------------------------------
 
+READ = ("ade20k", "checkpoint", "limit", "seed", "device", "out", "json")
+"""The options that segmentation reads; any other that is given is refused."""
 HEADS = (
     *("Model", "head", "n", "classes", "mIoU %", "mAcc %", "aAcc %"),
     *("mIoU − first", "paper's mIoU (Δ)", "paper's mAcc (Δ)"),
@@ -201,86 +199,15 @@ NOTES = (
 )
 
 
-def line_of(
-    label: str, config: TrainingConfig, counts: Counts, first: Counts, failed: int
-) -> dict[str, object]:
-    """A model's line of segmentation.csv from the pixel counts of its pictures.
-
-    first   the counts of the first model: its mIoU is set beside where both are of the same
-            pictures with the same classes, and not beside itself
-    failed  the number of pictures that could not be read
-    """
-    paper = counterpart(config, len(counts))
-    same = counts.shape == first.shape and np.array_equal(counts[:, 1], first[:, 1])
-    line: dict[str, object] = {
-        "model": label,
-        "head": config.segmentation.head,
-        "n": len(counts),
-        "failed": failed,
-        "classes": int(counts.sum(0)[1].astype(bool).sum()),
-        **scored(counts),
-    }
-    over = difference(counts, first) if same and counts is not first else {}
-    for end in ("", "_low", "_high"):
-        line[f"miou_over_first{end}"] = over.get(f"miou{end}", math.nan)
-    line["paper_row"] = paper.get("model", "")
-    return line | {f"paper_{name}": paper.get(name) for name in ("miou", "macc")}
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """The lines as a table with the paper's figures beside ours, and notes below."""
-    notes = [*NOTES, CAVEAT] if table["paper_row"].any() else [*NOTES]
-    cells = []
-    for line in table.to_dict("records"):
-        n = f"{line['n']}" + (f" ({line['failed']} unreadable)" if line["failed"] else "")
-        forms = {**dict.fromkeys(MEASURES, ".1f"), "miou_over_first": "+.1f"}
-        scores = [
-            with_interval(line[name], line[f"{name}_low"], line[f"{name}_high"], form)
-            for name, form in forms.items()
-        ]
-        printed = [beside(line[f"paper_{name}"], line[name], ".2f") for name in ("miou", "macc")]
-        cells.append([line["model"], line["head"], n, f"{line['classes']}", *scores, *printed])
-    return "\n".join([*markdown_table(HEADS, cells), "", *(f"- {note}" for note in notes), ""])
-
-
-# `mjp evaluate --ade20k` --------------------------------------------------------------------------
-
-READ = ("ade20k", "checkpoint", "limit", "seed", "device", "out", "json")
-"""The options that segmentation reads; any other that is given is refused."""
-
-
 def write_segmentation(arguments: EvaluationArguments) -> Outcome:
     """The table of all checkpoints as Markdown; files in --out are updated after each of them."""
     assert arguments.ade20k is not None
     others = {option.name for option in fields(arguments)} - {*READ}
     check_idle(arguments, others, "--ade20k measures segmentation alone")
     prepare_folder(arguments, "ade20k")
-    lines: list[dict[str, object]] = []
-    rows: list[pd.DataFrame] = []
-    failed: dict[str, str] = {}
-    text, table = "", pd.DataFrame()
-    for line, mine, reasons in _measured(arguments, arguments.ade20k):
-        label = str(line["model"])
-        lines.append(line)
-        rows.append(mine.assign(model=label))
-        failed |= reasons
-        table = pd.DataFrame(lines)
-        text = markdown(table)
-        if arguments.out:
-            tables = {"per_picture.csv": pd.concat(rows), "segmentation.csv": table}
-            write_report(arguments.out, tables, "segmentation.md", text)
-    return Outcome(text, failed, table.to_dict("records"))
-
-
-def _measured(
-    arguments: EvaluationArguments, folder: Path
-) -> Iterator[tuple[dict[str, object], pd.DataFrame, dict[str, str]]]:
-    """Each checkpoint's line and rows, and why pictures could not be read; all are loaded first, so
-    that mistakes show at once."""
-    device = pick_device(arguments.device)
     named = named_checkpoints(arguments.checkpoint, "--checkpoint")
     loaded = [load_segmentation(checkpoint.source) for checkpoint in named]
-    pairs = splits_of(folder, loaded[0][1].model.num_classes, "--ade20k").get(VALIDATION)
+    pairs = splits_of(arguments.ade20k, loaded[0][1].model.num_classes, "--ade20k").get(VALIDATION)
     if pairs is None:
         raise UserError(
             f"--ade20k: expected pictures under images/{VALIDATION}, got none. Give the folder "
@@ -288,25 +215,32 @@ def _measured(
         )
     records = [ImageRecord(name) for name in pairs.pictures]
     chosen = spread_subset(records, arguments.limit, arguments.seed)
-    measured_at = [pairs.pictures.index(record.image_id) for record in chosen]
-    fewest = replace(pairs, classes=min(config.model.num_classes for _, config in loaded))
-    for place in measured_at:  # a label that is no class ends the command before any work
-        with suppress(ImageError):
-            fewest.read(place)
+    places = [pairs.pictures.index(record.image_id) for record in chosen]
+    lines: list[dict[str, object]] = []
+    rows: list[pd.DataFrame] = []
+    failed: dict[str, str] = {}
     first: Counts | None = None
+    text, table = "", pd.DataFrame()
     for checkpoint, (network, config) in zip(named, loaded, strict=True):
         label, own = checkpoint.label, replace(pairs, classes=config.model.num_classes)
-        with Progress(label, len(measured_at), "images") as bar:
-            network = network.to(device)
-            rows, counts, unreadable = _answers(network, config, own, measured_at, bar)
+        network = network.to(pick_device(arguments.device))
+        with Progress(label, len(places), "images") as bar:
+            mine, counts, unreadable = _answers(network, config, own, places, bar)
+        failed |= unreadable
         if not len(counts):
             reason = next(iter(unreadable.values()))
             raise UserError(
                 f"--ade20k: {label}: expected pictures that can be scored, got none of "
-                f"{len(measured_at)}; the first: {reason}. Repair them, or give another folder."
+                f"{len(places)}; the first: {reason}. Repair them, or give another folder."
             )
         first = counts if first is None else first
-        yield line_of(label, config, counts, first, len(unreadable)), rows, unreadable
+        lines.append(line_of(label, config, counts, first, len(unreadable)))
+        rows.append(mine.assign(model=label))
+        table = pd.DataFrame(lines)
+        text = markdown(table)
+        tables = {"per_picture.csv": pd.concat(rows), "segmentation.csv": table}
+        write_report(arguments.out, tables, "segmentation.md", text)
+    return Outcome(text, failed, table.to_dict("records"))
 
 
 @torch.no_grad()
@@ -338,3 +272,41 @@ def _answers(
             rows.append((name, int(number), *of_picture[:, number].tolist()))
     table = pd.DataFrame(rows, columns=["image_id", "class", "right", "truth", "answer"])
     return table, np.array(counts), unreadable
+
+
+def line_of(
+    label: str, config: TrainingConfig, counts: Counts, first: Counts, failed: int
+) -> dict[str, object]:
+    """A model's line of segmentation.csv from the pixel counts of its pictures.
+
+    first   the counts of the first model: its mIoU is set beside where both are of the same
+            pictures with the same classes, and not beside itself
+    failed  the number of pictures that could not be read
+    """
+    paper = counterpart(config, len(counts))
+    same = counts.shape == first.shape and np.array_equal(counts[:, 1], first[:, 1])
+    line: dict[str, object] = {
+        "model": label,
+        "head": config.segmentation.head,
+        "n": len(counts),
+        "failed": failed,
+        "classes": int(counts.sum(0)[1].astype(bool).sum()),
+        **scored(counts),
+    }
+    over = scored(counts, first) if same and counts is not first else {}
+    for end in ("", "_low", "_high"):
+        line[f"miou_over_first{end}"] = over.get(f"miou{end}", math.nan)
+    line["paper_row"] = paper.get("model", "")
+    return line | {f"paper_{name}": paper.get(name) for name in ("miou", "macc")}
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """The lines as a table with the paper's figures beside ours, and notes below."""
+    forms = {**dict.fromkeys(MEASURES, ".1f"), "miou_over_first": "+.1f"}
+    rows = []
+    for line in table.to_dict("records"):
+        n = counted(line["n"], line["failed"], "unreadable")
+        scores = [interval_of(line, name, form) for name, form in forms.items()]
+        printed = [beside(line[f"paper_{name}"], line[name], ".2f") for name in ("miou", "macc")]
+        rows.append([line["model"], line["head"], n, f"{line['classes']}", *scores, *printed])
+    return noted_table(HEADS, rows, [*NOTES, *([CAVEAT] if table["paper_row"].any() else [])])

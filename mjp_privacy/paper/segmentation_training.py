@@ -39,10 +39,9 @@ from mjp_privacy.models.checkpoint_files import CHECKPOINT, located
 from mjp_privacy.models.checkpoints import check_same, fill, resampled
 from mjp_privacy.models.tensor_files import TensorFile, check_digest, check_finite
 from mjp_privacy.paper.networks import LinearHead, Maps, PyramidHead, SegmentationNetwork
-from mjp_privacy.training.batches import LoadedBatches
+from mjp_privacy.training.batches import LoadedBatches, World
 from mjp_privacy.training.config import TrainingConfig, check_config
 from mjp_privacy.training.learner import build_network, check_unknown
-from mjp_privacy.training.processes import World
 
 Read = TypeVar("Read")
 TRAINING, VALIDATION = "training", "validation"

@@ -1,4 +1,5 @@
-"""Labelled training images: found, checked against the model, ordered, decoded and augmented."""
+"""Labelled training images: found, checked against the model, ordered, shared out to the processes
+that train, decoded and augmented."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from timm.data import create_transform
 from torch import Tensor
 from torch.nn import functional as F
@@ -32,7 +34,46 @@ from mjp_privacy.data import (
 )
 from mjp_privacy.data.labels import is_class_index
 from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.processes import World
+
+# one process among all ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all: its number `rank` of `size`, and its device."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes files and prints."""
+        return self.rank == 0
+
+    def part(self, batch: int) -> slice:
+        """This process's images of a global batch: every size-th one, so that the copies of
+        repeated augmentation go to different processes, as with DeiT's sampler."""
+        return slice(self.rank, batch, self.size)
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        if self.size > 1:
+            dist.all_reduce(numbers)
+            numbers = numbers / self.size
+        return numbers
+
+    def agreed(self, yes: bool) -> bool:
+        """The first process's answer for all, because the processes' clocks differ."""
+        if self.size == 1:
+            return yes
+        answer = torch.tensor(float(yes), device=self.device)
+        dist.broadcast(answer, 0)
+        return bool(answer)
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
 
 # found and checked --------------------------------------------------------------------------------
 
@@ -99,7 +140,25 @@ def find_examples(
         )
     train = _opened(data, "--data")
     held_out = None if val is None else _opened(val, "--val")
-    _check_classes(config, train, held_out)
+    expected = config.model.num_classes
+    missing = sorted(set(range(expected)) - set(train.labels))
+    if config.data.all_classes and missing:
+        raise UserError(
+            f"--data: expected images of {expected} classes; no image has the label "
+            f"{first_of(missing, 8)}. {train.source.labels_described} Add images of these classes, "
+            "or set model.num_classes or data.all_classes: false."
+        )
+    check_labels(train.records, expected, "--data", "the model")
+    if held_out is not None:
+        known = class_folders(train.records)
+        for label, name in class_folders(held_out.records).items() if known else ():
+            if name != known.get(label):
+                raise UserError(
+                    f"Expected the same class folders in --val and --data; class {label} is "
+                    f"{name!r} there and {known.get(label)!r} in the training data. A folder "
+                    "without images is not numbered."
+                )
+        check_labels(held_out.records, expected, "--val", "the model", partial=True)
     if len(train) < config.recipe.batch:
         raise UserError(
             f"--data: expected at least one batch of {config.recipe.batch} images, got "
@@ -125,30 +184,6 @@ def _opened(path: Path, option: str) -> Examples:
             "labels.csv), got images without. Put each class into a folder of its own."
         )
     return Examples(source, source.records)
-
-
-def _check_classes(config: TrainingConfig, train: Examples, held_out: Examples | None) -> None:
-    """Raise where labels are not the model's classes, or mean others in the two sets of images."""
-    expected = config.model.num_classes
-    missing = sorted(set(range(expected)) - set(train.labels))
-    if config.data.all_classes and missing:
-        raise UserError(
-            f"--data: expected images of {expected} classes; no image has the label "
-            f"{first_of(missing, 8)}. {train.source.labels_described} Add images of these classes, "
-            "or set model.num_classes or data.all_classes: false."
-        )
-    check_labels(train.records, expected, "--data", "the model")
-    if held_out is None:
-        return
-    known = class_folders(train.records)
-    for label, name in class_folders(held_out.records).items() if known else ():
-        if name != known.get(label):
-            raise UserError(
-                f"Expected the same class folders in --val and --data; class {label} is "
-                f"{name!r} there and {known.get(label)!r} in the training data. A folder "
-                "without images is not numbered."
-            )
-    check_labels(held_out.records, expected, "--val", "the model", partial=True)
 
 
 def check_labels(

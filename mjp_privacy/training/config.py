@@ -124,7 +124,8 @@ class Jigsaw:
     """The epoch in which shuffling begins; None: after the warm-up."""
     share: Share = 0.5
     """Share of the steps that are shuffled."""
-    mask_per: Literal["batch", "image"] = "batch"
+    mask_per: Literal["batch"] = "batch"
+    """All images of a step, on all processes, have one mask."""
     dal_lambda: NotNegative = 0.01
     """Weight of L_DAL, over the unmasked positions, in every step: the paper does not say that it
     waits for shuffled steps, and its row D has none."""
@@ -281,27 +282,26 @@ def load_training(
     row      one of the file's `rows`, whose fields replace the base's and a preset's
     changes  fields of the recipe, seed, preset, or initial (a checkpoint); None keeps the file's
     """
+    given = {name: value for name, value in changes.items() if value is not None}
+    names = {"preset", "seed", "initial"} & given.keys()
+    top = {name: given.pop(name) for name in names}
+    if "initial" in top:
+        top["initial"] = {"checkpoint": str(top["initial"])}
     content, where = opened(path)
-    given: dict[str, Any] = {"recipe": {k: v for k, v in changes.items() if v is not None}}
-    for name in ("preset", "seed", "initial"):
-        if name in given["recipe"]:
-            given[name] = given["recipe"].pop(name)
-    if "initial" in given:
-        given["initial"] = {"checkpoint": str(given["initial"])}
-    preset = given.get("preset", content.get("preset", "ours"))
+    preset = top.get("preset", content.get("preset", "ours"))
     family = row_of(content, row, where).get("family", "vit")
     fields = preset_fields(preset, family) if isinstance(preset, str) else {}
-    content = without_empty_puzzle(row_of(merged(content, fields), row, where), preset)
-    config = parse(TrainingConfig, merged(content, given), where)
+    content = row_of(merged(content, fields), row, where)
+    config = parse(TrainingConfig, merged(content, {**top, "recipe": given}), where)
     check_config(config, where)
     return config
 
 
-def opened(path: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def opened(path: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """The fields of a config, and what messages call it."""
     if isinstance(path, Mapping):
-        return dict(path), "the config"
-    return dict(read_mapping(Path(path))), shown(path)
+        return path, "the config"
+    return read_mapping(Path(path)), shown(path)
 
 
 def row_of(content: Mapping[str, Any], row: str | None, where: str) -> dict[str, Any]:
@@ -350,21 +350,6 @@ def preset_fields(preset: str, family: str = "vit") -> dict[str, dict[str, Any]]
     if family != "vit":
         fields.pop("model", None)  # the drop path
     return fields
-
-
-def without_empty_puzzle(content: Mapping[str, Any], preset: str) -> dict[str, Any]:
-    """The config with γ = 0 turned into a model without jigsaw and E_unk, under `authors_code`.
-
-    Table 3 prints the figures of Table 4's row D for γ = 0, and in the authors' code a ratio of 0
-    means .1. Ours keeps E_unk, whose PEs start at N(0, 1), and draws empty masks.
-    """
-    jigsaw, model = content.get("jigsaw"), content.get("model")
-    if preset != "authors_code" or not isinstance(jigsaw, Mapping) or jigsaw.get("gamma") != 0:
-        return dict(content)
-    plain_model = {**(model if isinstance(model, Mapping) else {}), "unknown_embedding": False}
-    without_gamma = {name: value for name, value in jigsaw.items() if name != "gamma"}
-    puzzle = {**without_gamma, **preset_fields(preset)["jigsaw"], "shuffle": "none"}
-    return {**content, "model": plain_model, "jigsaw": puzzle}
 
 
 # what the fields must have in common --------------------------------------------------------------

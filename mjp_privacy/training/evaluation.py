@@ -45,8 +45,74 @@ from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 from mjp_privacy.models.zoo import NamedCheckpoint, named_checkpoints
 from mjp_privacy.training.batches import check_labels
 from mjp_privacy.training.commands import EvaluationArguments
-from mjp_privacy.training.config import Preset, recipe_in
-from mjp_privacy.training.published import PublishedModel, counterpart
+from mjp_privacy.training.config import PUBLISHED, Preset, TrainingConfig, recipe_in
+
+# what the paper prints of its models (published.yaml) -------------------------------------------
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """One printed row, for ImageNet-1K at 224; top1 and consistency in percent.
+
+    diff_norm is the L2 norm of the difference that shuffling makes to [CLS]; network: what the row
+    was trained as, where the paper has it in no other table.
+    """
+
+    table: int
+    row: str
+    top1: float
+    consistency: float
+    diff_norm: float | None = None
+    network: Sequence[str | bool] = ()
+
+    @property
+    def label(self) -> str:
+        return f"Table {self.table}, {self.row}"
+
+
+TABLE1 = tuple(PublishedModel(1, **row) for row in PUBLISHED["table_1"])
+TABLE3 = {
+    row["gamma"]: PublishedModel(
+        3, f"γ = {row['gamma']:g}", row["top1"], row["consistency"], row["diff_norm"]
+    )
+    for row in PUBLISHED["table_3"]
+}
+"""DeiT-S + MJP by the shuffle ratio it was trained with."""
+TABLE4 = {row["row"][0]: PublishedModel(4, **row) for row in PUBLISHED["table_4"]}
+MAIN_GAMMA = 0.03
+"""The shuffle ratio that the rows of Tables 1 and 4 were trained with."""
+
+
+def counterpart(config: TrainingConfig | None) -> PublishedModel | None:
+    """The printed row of the model that was trained with the same switches.
+
+    Table 4's row J has a row for each shuffle ratio in Table 3. None: the paper printed no such
+    model.
+    """
+    if config is None or config.initial is not None:
+        return None
+    model, jigsaw = config.model, config.jigsaw
+    network = [
+        *(config.family, model.position_embedding, jigsaw.shuffle),
+        *(model.unknown_embedding, model.index_embedding, model.dal),
+    ]
+    row = next((row for row in (*TABLE4.values(), *TABLE1) if row.network == network), None)
+    weight = (jigsaw.dal_lambda, jigsaw.dal_target, jigsaw.dal_schedule)
+    shuffles = jigsaw.shuffle != "none"
+    if (
+        row is None
+        or model.first_block != "intact"
+        or jigsaw.position_confound
+        or (shuffles and jigsaw.share != 0.5)
+        or (model.unknown_embedding and jigsaw.position_init != "paper")
+        or (model.dal != "none" and weight != (0.01, "raw", "constant"))
+    ):
+        return None
+    if row == TABLE4["J"]:
+        return TABLE3.get(jigsaw.gamma)
+    has_gamma = jigsaw.shuffle == "patches" or (shuffles and config.family != "vit")
+    return None if has_gamma and jigsaw.gamma != MAIN_GAMMA else row
+
 
 # how it is measured -----------------------------------------------------------------------------
 
@@ -131,52 +197,48 @@ def measure(
 ) -> pd.DataFrame:
     """A row for each image and γ; an image that cannot be read has rows with the reason."""
     prepare = protocol.preparation(model)
-    rows: list[dict[str, object]] = []
+    parts: list[pd.DataFrame] = []
     failed: dict[ImageRecord, str] = {}
     for batch, images in opened_batches(model, source, records, prepare, failed, progress):
-        rows += _measured(model, batch, images, protocol, seed)
-    rows += [_row(record, gamma, failed[record]) for record in failed for gamma in protocol.gammas]
-    return pd.DataFrame(rows)
+        plain, embedding = _outputs(model, images, None)
+        predicted, best = plain.argmax(-1), plain.topk(min(5, plain.shape[-1])).indices
+        labels = torch.tensor([-1 if record.label is None else record.label for record in batch])
+        masked = batch if protocol.mask_per == "image" else batch[:1]
+        ids = [record.image_id for record in masked]
+        for gamma in protocol.gammas:
+            puzzle = draw_masks(ids, grid=model.grid, gamma=gamma, round=0, seed=seed)
+            mask, permutation = (one.expand(len(batch), -1) for one in puzzle)
+            fed = shuffle_patches(images, permutation, model.patch_size)
+            shuffled, shuffled_embedding = _outputs(model, fed, mask)
+            jumbled = shuffled.argmax(-1)
+            found = {
+                "predicted": predicted,
+                "predicted_shuffled": jumbled,
+                "top1": (predicted == labels).double(),
+                "top5": (best == labels[:, None]).any(-1).double(),
+                "top1_shuffled": (jumbled == labels).double(),
+                "diff_norm": (embedding - shuffled_embedding).norm(dim=-1),
+                "consistency": (predicted == jumbled).double(),
+                "masked_patches": mask.sum(-1),
+            }
+            for name in {*ACCURACY} & found.keys():
+                found[name][labels < 0] = math.nan
+            for name in MEASURES.keys() - set(protocol.measures):
+                del found[name]
+            columns = {name: column.tolist() for name, column in found.items()}
+            parts.append(_rows(batch, gamma).assign(**columns))
+    for record, reason in failed.items():
+        parts += [_rows([record], gamma, "failed", reason) for gamma in protocol.gammas]
+    return pd.concat(parts, ignore_index=True)
 
 
-def _measured(
-    model: LoadedModel,
-    records: Sequence[ImageRecord],
-    images: Tensor,
-    protocol: Protocol,
-    seed: int,
-) -> list[dict[str, object]]:
-    each = protocol.mask_per == "image"
-    ids = [record.image_id for record in (records if each else records[:1])]
-    plain, embedding = _outputs(model, images, None)
-    best = plain.topk(min(5, plain.shape[-1])).indices
-    labels = torch.tensor([-1 if record.label is None else record.label for record in records])
-    rows: list[dict[str, object]] = []
-    for gamma in protocol.gammas:
-        puzzle = draw_masks(ids, grid=model.grid, gamma=gamma, round=0, seed=seed)
-        mask, permutation = (one.expand(len(records), -1) for one in puzzle)
-        fed = shuffle_patches(images, permutation, model.patch_size)
-        shuffled, shuffled_embedding = _outputs(model, fed, mask)
-        predicted, jumbled = plain.argmax(-1), shuffled.argmax(-1)
-        found = {
-            "predicted": predicted,
-            "predicted_shuffled": jumbled,
-            "top1": (predicted == labels).double(),
-            "top5": (best == labels[:, None]).any(-1).double(),
-            "top1_shuffled": (jumbled == labels).double(),
-            "diff_norm": (embedding - shuffled_embedding).norm(dim=-1),
-            "consistency": (predicted == jumbled).double(),
-            "masked_patches": mask.sum(-1),
-        }
-        for name in MEASURES.keys() - set(protocol.measures):
-            del found[name]
-        columns = {name: column.tolist() for name, column in found.items()}
-        for place, record in enumerate(records):
-            own = {name: column[place] for name, column in columns.items()}
-            if record.label is None:
-                own |= {name: None for name in ACCURACY if name in own}
-            rows.append(_row(record, gamma) | own)
-    return rows
+def _rows(
+    records: Sequence[ImageRecord], gamma: float, status: str = "ok", reason: str = ""
+) -> pd.DataFrame:
+    """Which images they are of, and at which γ."""
+    told = [(record.image_id, record.group, record.label) for record in records]
+    rows = pd.DataFrame(told, columns=["image_id", "group", "label"])
+    return rows.assign(gamma=gamma, status=status, reason=reason)
 
 
 def _outputs(model: LoadedModel, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -195,12 +257,6 @@ def _outputs(model: LoadedModel, images: Tensor, mask: Tensor | None) -> tuple[T
         return model(x, on_device).cpu(), read[0].flatten(1).cpu()
     finally:
         handle.remove()
-
-
-def _row(record: ImageRecord, gamma: float, failed: str | None = None) -> dict[str, object]:
-    told = {"image_id": record.image_id, "group": record.group, "label": record.label}
-    status = "ok" if failed is None else "failed"
-    return {**told, "gamma": gamma, "status": status, "reason": failed or ""}
 
 
 # tables ----------------------------------------------------------------------------------------
@@ -226,7 +282,11 @@ MEASURED = {
     "128 images; Diff. Norm. and Consistency on whole pictures squashed to a square; ImageNet's "
     "mean and std, where the command gave none. Not to be compared with figures without it.",
 }
-
+INTERVALS = (
+    "Mean [95 % interval over images], n = images; shares have Wilson's, others a bootstrap's. "
+    "Each image is shuffled once and each line is one trained model; the intervals do not cover "
+    "either choice."
+)
 
 Line = dict[str, object]
 
@@ -283,32 +343,23 @@ def markdown(table: pd.DataFrame, about_files: Iterable[str]) -> str:
     heads += [f"{title} {arrow}" for title, arrow, *_ in MEASURES.values()]
     heads += ["paper's row", *(f"paper's {name} (Δ)" for name in PRINTED.values())]
     rows = []
-    for _, line in table.iterrows():
-        n = f"{line['n']}" + (f" ({line['failed']} failed)" if line["failed"] else "")
-        rows.append(
-            [
-                str(line["model"]),
-                shown_number(line["trained_gamma"], "g"),
-                shown_number(line["cond_w"], ".1f"),
-                shown_number(line["gamma"], "g"),
-                n,
-                *(
-                    with_interval(line[name], line[f"{name}_low"], line[f"{name}_high"], form)
-                    for name, (_, _, _, form) in MEASURES.items()
-                ),
-                str(line["paper_row"]) or DASH,
-                *(beside(line[f"paper_{name}"], line[name], MEASURES[name][3]) for name in PRINTED),
-            ]
-        )
+    for line in table.to_dict("records"):
+        cells = [str(line["model"]), shown_number(line["trained_gamma"], "g")]
+        cells += [shown_number(line["cond_w"], ".1f"), shown_number(line["gamma"], "g")]
+        cells.append(counted(line["n"], line["failed"], "failed"))
+        cells += [interval_of(line, name, form) for name, (*_, form) in MEASURES.items()]
+        cells.append(str(line["paper_row"]) or DASH)
+        cells += [beside(line[f"paper_{n}"], line[n], MEASURES[n][3]) for n in PRINTED]
+        rows.append(cells)
     notes = sorted({*about_files})
     if table["paper_row"].any():
         notes.append(PAPERS_GAMMA_UNKNOWN)
     notes += [MEASURED[preset] for preset in table.get("preset", pd.Series(dtype=str)).unique()]
-    notes.append(
-        "Mean [95 % interval over images], n = images; shares have Wilson's, others a bootstrap's. "
-        "Each image is shuffled once and each line is one trained model; the intervals do not "
-        "cover either choice."
-    )
+    return noted_table(heads, rows, [*notes, INTERVALS])
+
+
+def noted_table(heads: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str]) -> str:
+    """A table in Markdown with notes below."""
     return "\n".join([*markdown_table(heads, rows), "", *(f"- {note}" for note in notes), ""])
 
 
@@ -330,6 +381,16 @@ def with_interval(mean: float, low: float, high: float, form: str = ".1f") -> st
     if pd.isna(mean) or pd.isna(low):
         return shown_number(mean, form)
     return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def interval_of(line: Mapping[Any, Any], name: str, form: str = ".1f") -> str:
+    """The same of a line that has the columns name, name_low and name_high."""
+    return with_interval(line[name], line[f"{name}_low"], line[f"{name}_high"], form)
+
+
+def counted(n: int, failed: int, word: str) -> str:
+    """`14 (1 failed)`"""
+    return f"{n}" + (f" ({failed} {word})" if failed else "")
 
 
 def beside(paper: float | None, ours: float, form: str) -> str:
@@ -387,11 +448,10 @@ def write_evaluation(arguments: EvaluationArguments) -> Outcome:
         parts.append(measured.assign(model=label))
         table, rows = pd.DataFrame(lines), pd.concat(parts)
         text = markdown(table, notes)
-        if arguments.out:
-            tables = {"per_image.csv": rows, "summary.csv": table}
-            write_report(arguments.out, tables, "table.md", text)
-            if table["gamma"].nunique() > 1:
-                draw_sweep(table, arguments.out / "sweep.png")
+        files = {"per_image.csv": rows, "summary.csv": table}
+        write_report(arguments.out, files, "table.md", text)
+        if arguments.out and table["gamma"].nunique() > 1:
+            draw_sweep(table, arguments.out / "sweep.png")
     failed = rows[rows["status"] != "ok"]
     reasons = dict(zip(failed["image_id"], failed["reason"], strict=True))
     return Outcome(text, reasons, table.to_dict("records"))
@@ -406,11 +466,15 @@ def prepare_folder(arguments: EvaluationArguments, *images: str) -> None:
         check_own(output_folder(arguments.out))
 
 
-def write_report(out: Path, tables: Mapping[str, pd.DataFrame], name: str, text: str) -> None:
-    """Write the tables as CSV files, and the Markdown text under its name, each whole or not."""
-    for file, table in tables.items():
-        write_atomically(out / file, partial(table.to_csv, index=False))
-    write_atomically(out / name, lambda path: path.write_text(text, encoding="utf-8"))
+def write_report(
+    out: Path | None, tables: Mapping[str, pd.DataFrame], name: str, text: str
+) -> None:
+    """Write the tables as CSV files, and the Markdown text under its name, each whole or not; None:
+    the command has no --out."""
+    if out is not None:
+        for file, table in tables.items():
+            write_atomically(out / file, partial(table.to_csv, index=False))
+        write_atomically(out / name, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 class Loaded(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -34,11 +34,16 @@ from mjp_privacy.models.jigsaw import (
     to_images,
     to_patches,
 )
-from mjp_privacy.models.loading import build_other, outline_model, outline_spec
+from mjp_privacy.models.loading import build_other
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
-from mjp_privacy.training.batches import Batches, find_examples, make_batches, seed_libraries
+from mjp_privacy.training.batches import (
+    Batches,
+    World,
+    find_examples,
+    make_batches,
+    seed_libraries,
+)
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
-from mjp_privacy.training.processes import RoundedProducts, World, rounds_products
 from mjp_privacy.training.run_files import STATE, TrainingCheckpoint, check_weights
 
 # the paper's Table 7 ------------------------------------------------------------------------------
@@ -131,13 +136,12 @@ def shuffled_orders(mask: Tensor, generator: torch.Generator) -> Tensor:
     return torch.empty_like(ordered).scatter_(-1, ordered, random)
 
 
-CHUNK = 256  # steps whose masks are drawn together, if a batch shares one mask
-MANY = 4096  # masks that are drawn together, if each image has its own
+CHUNK = 256  # steps whose masks are drawn together, because that is faster
 
 
 @dataclass(frozen=True)
 class Puzzle:
-    """One step's mask and permutation (1 or B, N); for SPP also the order of a patch's pixels."""
+    """One step's mask and permutation (1, N); for SPP also the order of a patch's pixels."""
 
     mask: Tensor
     permutation: Tensor | None
@@ -145,22 +149,12 @@ class Puzzle:
 
 
 class Puzzles:
-    """The puzzle of every step. `part` is this process's slice of the global batch."""
+    """The puzzle of every step, the same for all images of a batch."""
 
-    def __init__(
-        self,
-        config: TrainingConfig,
-        steps_per_epoch: int,
-        device: torch.device,
-        part: slice = slice(None),
-    ) -> None:
-        self.jigsaw, self.seed = config.jigsaw, config.seed
-        each = self.jigsaw.mask_per == "image"
-        self.per_step = config.recipe.batch if each else 1
-        self.together = max(MANY // self.per_step, 1) if each else CHUNK  # steps
+    def __init__(self, config: TrainingConfig, steps_per_epoch: int, device: torch.device) -> None:
+        self.jigsaw, self.seed, self.device = config.jigsaw, config.seed, device
         self.patch = config.model.patch_size
         self.grid = config.model.img_size // self.patch
-        self.device, self.part = device, part if each else slice(None)
         self.first_step = math.ceil(config.first_epoch * steps_per_epoch)
         self._none = torch.zeros(1, self.grid**2, dtype=torch.bool, device=device)
         self._chunk: tuple[int, Tensor, Tensor] | None = None
@@ -182,22 +176,16 @@ class Puzzles:
             pixels = torch.ones(1, self.patch**2, dtype=torch.bool, device=self.device)
             one, other = (shuffled_orders(mask, generator) for mask in (everything, pixels))
             return Puzzle(self._none, one, other[0])
-        chunk, place = divmod(step, self.together)
-        masks, orders = self._drawn(chunk)
-        rows = slice(place * self.per_step, (place + 1) * self.per_step)
-        return Puzzle(masks[rows][self.part], orders[rows][self.part])
-
-    def _drawn(self, chunk: int) -> tuple[Tensor, Tensor]:
-        """Masks and permutations of a chunk of steps, drawn together because that is faster."""
+        chunk, place = divmod(step, CHUNK)
         if self._chunk is None or self._chunk[0] != chunk:
-            seed = derive_seed(f"{self.jigsaw.mask_per} puzzles", self.seed, chunk)
+            seed = derive_seed("batch puzzles", self.seed, chunk)
             generator = torch.Generator(self.device).manual_seed(seed)
-            count = self.together * self.per_step
             masks = blockwise_masks(
-                count, grid=self.grid, gamma=self.jigsaw.gamma, generator=generator
+                CHUNK, grid=self.grid, gamma=self.jigsaw.gamma, generator=generator
             )
             self._chunk = (chunk, masks, shuffled_orders(masks, generator))
-        return self._chunk[1:]
+        _, masks, orders = self._chunk
+        return Puzzle(masks[place : place + 1], orders[place : place + 1])
 
 
 def apply(puzzle: Puzzle, images: Tensor, patch_size: int) -> Tensor:
@@ -249,7 +237,18 @@ def build_network(config: TrainingConfig) -> MJPVisionTransformer:
 
 def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig) -> None:
     """Copy every tensor that the checkpoint has; what it lacks of DAL or indices stays random."""
-    loaded = load_model(initial.model, **initial_arguments(initial, config))
+    shape, classifies = config.model, config.task == "classification"
+    sizes = ["img_size", "patch_size", "embed_dim", "depth", "num_heads", "mean", "std"]
+    sizes += ["num_classes"] if classifies else []  # a segmentation has classes of its own
+    loaded = load_model(
+        initial.model,
+        checkpoint=initial.checkpoint,
+        unknown_embedding=(shape.unknown_embedding or None) if classifies else None,
+        unknown_init="mean_position",
+        **{name: getattr(shape, name) for name in sizes},
+    )
+    if not classifies:
+        check_unknown(initial.checkpoint, loaded.unk_embed is not None, shape.unknown_embedding)
     pretrained = dict(loaded.named_parameters())
     new = [name for name, _ in model.named_parameters() if name not in pretrained]
     if lacking := [name for name in new if not name.startswith(("dal_regressor", "index_embed"))]:
@@ -263,17 +262,6 @@ def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig)
                 parameter.copy_(pretrained[name])
 
 
-def check_initial(config: TrainingConfig) -> None:
-    """Raise where the weights to start from do not fit, as far as their names and shapes tell."""
-    if config.initial is not None and config.family == "vit":
-        arguments = initial_arguments(config.initial, config)
-        outline_model(config.initial.model, whole=True, **arguments)
-        if config.task == "segmentation":
-            stated = {k: v for k, v in arguments.items() if not k.startswith("unknown")}
-            spec, source = outline_spec(config.initial.model, **stated)
-            check_unknown(source, bool(spec.unknown_embedding), config.model.unknown_embedding)
-
-
 def check_unknown(source: str, stored: bool, wanted: bool) -> None:
     """Raise unless weights with MJP's E_unk start a network with one, and others one without: a
     segmentation's row says by its name what its weights were trained with."""
@@ -283,20 +271,6 @@ def check_unknown(source: str, stored: bool, wanted: bool) -> None:
             f"{shown(source)}: model.unknown_embedding is {str(wanted).lower()}: expected weights "
             f"to start from with {expected}, got {got}. Give such weights, or the row for these."
         )
-
-
-def initial_arguments(initial: Initial, config: TrainingConfig) -> dict[str, Any]:
-    """How the weights to start from are loaded: as a model of the config's sizes; for a
-    segmentation, whatever its classes are."""
-    shape = config.model
-    classes = ("num_classes",) if config.task == "classification" else ()
-    sizes = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", *classes)
-    return {
-        **{name: getattr(shape, name) for name in (*sizes, "mean", "std")},
-        "checkpoint": initial.checkpoint,
-        "unknown_embedding": shape.unknown_embedding or None,
-        "unknown_init": "mean_position",
-    }
 
 
 class Objective(nn.Module):
@@ -347,9 +321,9 @@ class Learner:
     def __init__(self, config: TrainingConfig, steps_per_epoch: int, world: World) -> None:
         self.config, self.steps_per_epoch, self.world = config, steps_per_epoch, world
         self.model = self.network(config).to(world.device)
-        self.bfloat16 = config.recipe.precision == "bfloat16"
-        self.rounded = rounds_products(config, world.device)
-        self.products: Any = RoundedProducts() if self.rounded else nullcontext()
+        wanted = config.recipe.precision == "bfloat16"
+        self.bfloat16 = wanted and (world.device.type != "cpu" or has_bfloat16())
+        self.without_bfloat16 = wanted and not self.bfloat16  # it trains in float32
         if self.bfloat16 and world.device.type == "cpu":
             for module in self.model.modules():  # fused attention takes seven times as long there
                 if hasattr(module, "fused_attn"):
@@ -358,14 +332,12 @@ class Learner:
         decay = config.recipe.ema_decay
         self.average = ModelEmaV3(self.model, decay=decay) if decay else None
         self.objective: Any = self.loss(self.model, config)
-        if config.recipe.compile and not self.rounded:
+        if config.recipe.compile:
             self.objective = torch.compile(self.objective)
         if world.size > 1:
             self.objective = DistributedDataParallel(self.objective)
         self.mix = build_mixup(config)
-        self.puzzles = Puzzles(
-            config, steps_per_epoch, world.device, world.part(config.recipe.batch)
-        )
+        self.puzzles = Puzzles(config, steps_per_epoch, world.device)
 
     @property
     def trained(self) -> Any:
@@ -385,10 +357,9 @@ class Learner:
         weight = torch.tensor(
             dal_weight(self.config, step, self.steps_per_epoch), device=images.device
         )
-        with self.products:
-            with self._autocast():
-                loss, numbers = self.objective(images, labels, puzzle.mask, weight)
-            loss.backward()
+        with self._autocast():
+            loss, numbers = self.objective(images, labels, puzzle.mask, weight)
+        loss.backward()
         largest = self.config.recipe.clip_grad
         norm = nn.utils.clip_grad_norm_(
             self.model.parameters(), math.inf if largest is None else largest, foreach=True
@@ -405,7 +376,7 @@ class Learner:
         model = self.trained.eval()
         right = torch.zeros(2, device=self.world.device)
         for pixels, labels in batches.in_order():
-            with self.products, self._autocast():
+            with self._autocast():
                 predicted = model(pixels).argmax(-1)
             right += torch.stack(((predicted == labels).sum(), torch.tensor(len(labels)).to(right)))
         right = self.world.mean(right)
@@ -440,6 +411,12 @@ class Learner:
             for parameter, found in self.optimizer.state.items():
                 like = {name: parameter if found[name].ndim else found[name] for name in found}
                 check_weights(found, like, path, "optimizer")
+
+
+def has_bfloat16() -> bool:
+    """Whether the library that multiplies for torch (oneDNN) knows bfloat16 on this CPU."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(supported and torch.backends.mkldnn.is_available() and supported())
 
 
 def build_mixup(config: TrainingConfig) -> Mixup | None:

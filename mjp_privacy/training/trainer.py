@@ -8,26 +8,28 @@ kind of CPU with the same number of threads its curve is the very same.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder
-from mjp_privacy.core.machine import commit
+from mjp_privacy.core.machine import commit, pick_device
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.core.text import first_of
+from mjp_privacy.core.text import one_line
 from mjp_privacy.data.images import keep_apart
-from mjp_privacy.training.batches import Batches
+from mjp_privacy.training.batches import Batches, World
 from mjp_privacy.training.config import TrainingConfig, plain
-from mjp_privacy.training.learner import Learner, build_mixup, check_initial, learning_rate
-from mjp_privacy.training.processes import REMARK, World, joined
+from mjp_privacy.training.learner import Learner, build_mixup, learning_rate
 from mjp_privacy.training.run_files import (
     CHECKPOINT,
     MODEL,
@@ -42,6 +44,16 @@ from mjp_privacy.training.run_files import (
 )
 
 MOST_WORKERS = 256
+SETTLE = 0.2  # seconds for the threads of a process group to come to rest
+LEAVE = 5.0  # seconds to leave a process group in after an error
+LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "ncclRemoteError",
+    "store->get",
+)
+"""What gloo and NCCL say of a process that has ended."""
 
 # the loop -----------------------------------------------------------------------------------------
 
@@ -81,8 +93,8 @@ class Trainer:
         self._resume()
         if self.step == self.steps:
             self.journal.say("finished already; its model is written again")
-        elif self.learner.rounded:
-            self.journal.say(REMARK)
+        elif self.learner.without_bfloat16:
+            self.journal.say("note: this CPU has no fast bfloat16: it trains in float32")
         while self.step < self.steps:
             self._train_epoch(self.step // self.steps_per_epoch)
         if self.world.first:
@@ -183,18 +195,95 @@ class Trainer:
             "threads": torch.get_num_threads(),
             "processes": self.world.size,
         }
-        if self.learner.rounded:
-            now["products"] = "float32, rounded to bfloat16"
+        if self.learner.without_bfloat16:
+            now["products"] = "float32"
         if self.step < self.steps and now not in self.made_with:
-            began = {fact.get("threads") for fact in self.made_with} - {now["threads"]}
-            if began:
-                self.journal.say(
-                    f"going on with {now['threads']} threads; it began with "
-                    f"{first_of(sorted(began, key=str), 3)}: rounding differs (--threads)"
-                )
             self.made_with = [*self.made_with, now]
         self.world.wait()
         self.journal.keep_until(self.step, measured)
+
+
+# the processes that train together ----------------------------------------------------------------
+
+
+@contextmanager
+def joined(device: str, batch: int, *, pairs: bool = False) -> Iterator[World]:
+    """The processes that torchrun's environment names, joined until the end of the `with` block;
+    without it this process is alone.
+
+    If one process raises, it leaves with its own reason and waits for nobody. Those that wait for
+    it say that another one ended: at once on CPUs; on GPUs torchrun ends them within 30 s.
+
+    pairs  images are mixed in pairs, so each process needs an even number of them
+    """
+    world = _join(device, batch, pairs=pairs)
+    try:
+        yield world
+        world.wait()
+    except BaseException as error:
+        if world.size > 1 and world.device.type != "cuda":  # NCCL's group may wait for all others
+            leaving = Thread(target=_leave, args=(world,), daemon=True)
+            leaving.start()
+            leaving.join(LEAVE)  # what is still under way has nobody to answer it
+        if is_lost(error, world):
+            raise UserError(
+                f"Process {world.rank} of {world.size} waited for another one, which has ended "
+                f"({one_line(error)}); that one's line says why. What was saved is kept."
+            ) from error
+        raise
+    _leave(world)
+
+
+def _leave(world: World) -> None:
+    """Leave the group of processes; the world cannot be used afterwards."""
+    if world.size > 1:
+        # gloo's threads drop the last tensors, for which they need Python's lock; whoever joins
+        # them while holding it, as the destructor of DDP's reducer does, would wait forever
+        time.sleep(SETTLE)
+        dist.destroy_process_group()
+
+
+def is_lost(error: BaseException, world: World) -> bool:
+    """Whether this is what a process gets that waits for one that has ended. Other errors of the
+    libraries beneath, such as two processes on one GPU, are this process's own."""
+    lost = any(sign in str(error) for sign in LOST)
+    return world.size > 1 and isinstance(error, RuntimeError) and lost
+
+
+def _join(device: str, batch: int, *, pairs: bool) -> World:
+    """Meet the other processes, each on a GPU of its own where it is to be on one."""
+    place = pick_device(device)
+    try:
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        number = int(os.environ.get("LOCAL_RANK", "0"))
+        unit = size * (2 if pairs else 1)
+        if size < 1 or number < 0:
+            raise ValueError(f"{size} and {number}")
+        if batch % unit:
+            even = " an even number each, for mixup," if pairs else ""
+            raise UserError(
+                f"Expected a batch that the processes ({size}) can share equally,{even} got "
+                f"{batch}. Give --batch {batch - batch % unit or unit}."
+            )
+        if size == 1:
+            return World(place)
+        if place.type == "cuda":
+            if number >= (there := torch.cuda.device_count()):
+                raise UserError(
+                    f"Expected a GPU for each process of this machine, got {there} and a process "
+                    f"number {number}, counted from 0. Give --nproc_per_node={there}, or --device "
+                    "cpu."
+                )
+            place = torch.device("cuda", number)
+            torch.cuda.set_device(place)
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    except (RuntimeError, ValueError) as error:  # ValueError: no number, or a part is missing
+        raise UserError(
+            "Expected the processes that the environment variables WORLD_SIZE, LOCAL_RANK, "
+            f"MASTER_ADDR and MASTER_PORT name, as torchrun sets them; got: {one_line(error)}. "
+            "Start with torchrun, or unset them."
+        ) from error
+    return World(place, dist.get_rank(), size)
 
 
 # a run --------------------------------------------------------------------------------------------
@@ -233,7 +322,8 @@ def train(
         check_command(folder, "train")
         # All processes of a run work in one folder; the first one holds the lock for all.
         with lock(folder) if world.first else nullcontext():
-            check_initial(config)
+            if config.initial is not None:  # weights that do not fit are refused before any image
+                learner.network(config)
             examples, held_out = learner.find(config, Path(data), Path(val) if val else None)
             identity = identity_of(plain(config), examples, held_out, config.initial)
             if config.task == "segmentation" and held_out is None and world.first:

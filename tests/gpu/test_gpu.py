@@ -16,9 +16,8 @@ from mjp_privacy.experiment.cell import TOGETHER
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.metrics.pictures import psnr
-from mjp_privacy.training.batches import find_examples, make_batches
+from mjp_privacy.training.batches import World, find_examples, make_batches
 from mjp_privacy.training.learner import blockwise_masks, shuffled_orders
-from mjp_privacy.training.processes import World
 from mjp_privacy.training.run_files import whole_lines
 from mjp_privacy.training.trainer import Trainer, train
 from tests.helpers.models import planted_model
@@ -129,9 +128,8 @@ def test_a_run_learns_colours(tmp_path: Path, precision: str) -> None:
     assert whole_lines(tmp_path / "run" / "metrics.jsonl")[0][-1]["val_top1"] == 100.0
 
 
-@pytest.mark.parametrize("mask_per", ["batch", "image"])
-def test_a_step_does_not_synchronise(tmp_path: Path, mask_per: str) -> None:
-    jigsaw = {"mask_per": mask_per, "first_epoch": 0, "share": 1.0}
+def test_a_step_does_not_synchronise(tmp_path: Path) -> None:
+    jigsaw = {"first_epoch": 0, "share": 1.0}
     config = small(jigsaw=jigsaw, recipe={"epochs": 9, "precision": "bfloat16"})
     examples, _ = find_examples(config, class_folders(tmp_path / "data"), None)
     world = World(torch.device("cuda"))

@@ -3,13 +3,13 @@ command `mjp analyse`: what it prints and writes, what is the same again, what i
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.linalg
 import torch
@@ -27,15 +27,14 @@ from mjp_privacy.paper.positions import (
     BATCH,
     FOLDS,
     PositionTable,
-    Start,
     as_map,
     at,
+    beside_start,
     class_attention,
     cumulative_shares,
     divergence,
     figures_of,
     last_attention,
-    neighbours_and_others,
     noise_table,
     place_error,
     position_table,
@@ -84,12 +83,9 @@ def test_similarities_by_hand() -> None:
     assert as_map(table)[1, 0] == cosines[0, 3]  # in the tile of patch 0, row 1 and column 0
     assert as_map(table)[3:6, :3].flatten().tolist() == cosines[3].tolist()
     # 12 pairs share a side, of which one has -1: patches 0 and 3
-    assert neighbours_and_others(table) == pytest.approx((-1 / 12, 0))
-
-
-def start_of(model: Any, content: object) -> Start | None:
-    recipe = content if isinstance(content, str) else json.dumps(content)
-    return start_in(model, table_of(model), {"recipe": recipe})
+    numbers = figures_of(table).numbers
+    found = numbers["neighbour_similarity"], numbers["other_similarity"]
+    assert found == pytest.approx((-1 / 12, 0))
 
 
 @pytest.mark.parametrize(("init", "std"), [("paper", 1.0), ("controlled", 0.02)])
@@ -97,41 +93,48 @@ def test_the_start_is_drawn_again_from_the_recipe(init: str, std: float) -> None
     """None where the file does not tell it."""
     config = small(model=MJP, jigsaw={"position_init": init})
     model = build_network(config)
-    start, other = start_of(model, plain(config)), start_of(model, plain(small(model=MJP, seed=1)))
-    assert start is not None
-    assert start.share == pytest.approx(1)
-    assert start.std == pytest.approx(std, rel=0.1)
-    assert other is not None
-    assert other.share < 0.1
-    for content in (
-        *("null", "{", "[" * 100_000, [1], {"name": "other", "surprise": 1}),
+    table = table_of(model)
+    for recipe, share in ((plain(config), 100), (plain(small(model=MJP, seed=1)), 0)):
+        start = start_in(model, table, {"recipe": json.dumps(recipe)})
+        assert start is not None
+        numbers, _ = beside_start(table, start)
+        assert numbers["start_share"] == pytest.approx(share, abs=10 if share == 0 else 1e-4)
+        assert numbers["start_std"] == pytest.approx(std if share else 1, rel=0.1)
+    for recipe in (
+        *(None, [1], {"name": "other", "surprise": 1}),
         plain(config) | {"initial": {"checkpoint": "a.safetensors", "model": None}},
         plain(small(model={**MJP, "depth": 3})),
     ):
-        assert start_of(model, content) is None
+        assert start_in(model, table, {"recipe": json.dumps(recipe)}) is None
+    for text in ("{", "[" * 100_000):
+        assert start_in(model, table, {"recipe": text}) is None
 
 
 def test_the_zoos_mjp_table_is_its_start_and_what_it_learned_is_a_grid() -> None:
     """Trained as the paper's code trains MJP, eight epochs; the controlled one is not noise. What
     weight decay alone leaves of a start is Π (1 - rate · decay) over all steps."""
-    found = {}
-    for name in ("cifar_vit_mjp", "cifar_vit_mjp_controlled"):
+    left = 0.0
+    for name, share, variance in (
+        ("cifar_vit_mjp_controlled", 5.8, 0.8136),
+        ("cifar_vit_mjp", 99.3, 0.1214),
+    ):
         model = load_model(name)
-        start = start_in(model, table_of(model), read_metadata(f"packaged:{name}"))
+        table = table_of(model)
+        start = start_in(model, table, read_metadata(f"packaged:{name}"))
         assert start is not None
-        assert at(cumulative_shares(start.rest.centred()), 3) > 0.65
-        variance = at(cumulative_shares(table_of(model).centred()), 3)
-        found[name] = start.share, variance, start.left
-    assert found["cifar_vit_mjp"][:2] == pytest.approx((0.993, 0.1214), abs=0.001)
-    assert found["cifar_vit_mjp_controlled"][:2] == pytest.approx((0.058, 0.8136), abs=0.001)
-    for recipe, steps, left in (
+        numbers, rest = beside_start(table, start)
+        assert at(cumulative_shares(rest.centred()), 3) > 0.65
+        assert numbers["start_share"] == pytest.approx(share, abs=0.1)
+        assert at(cumulative_shares(table.centred()), 3) == pytest.approx(variance, abs=0.001)
+        left = numbers["start_left"]
+    for recipe, steps, expected in (
         (Recipe(), 1_281_167 // 1024, 1.4e-4),  # ImageNet, Table 7
-        (Recipe(epochs=8, batch=128, lr=0.001), 390, found["cifar_vit_mjp"][2]),
+        (Recipe(epochs=8, batch=128, lr=0.001), 390, left),
     ):
         config = TrainingConfig("decay", recipe=recipe)
         rates = [learning_rate(config, step, steps) for step in range(recipe.epochs * steps)]
         product = np.prod(1 - np.array(rates) * recipe.weight_decay)
-        assert product == pytest.approx(left, rel=0.03)
+        assert product == pytest.approx(expected, rel=0.03)
 
 
 # variance, energy and places
@@ -239,18 +242,11 @@ def test_the_divergence_is_jensen_and_shannons() -> None:
 
 
 def test_heads_and_images_are_told_apart() -> None:
-    """Heads that differ on equal images, then equal heads on images that differ."""
-    model = tiny()
-    _, same = last_attention(model, some_images(1).expand(4, -1, -1, -1))
+    """On equal images the heads alone differ."""
+    _, same = last_attention(tiny(), some_images(1).expand(4, -1, -1, -1))
     assert same["image_diversity"] == pytest.approx(0, abs=1e-12)
     assert same["head_diversity"] > 1e-4
-    qkv, width = model.blocks[-1].attn.qkv, model.embed_dim
-    with torch.no_grad():
-        for part in (slice(0, width), slice(width, 2 * width)):
-            qkv.weight[part] = qkv.weight[part][:8].repeat(3, 1)
-            qkv.bias[part] = qkv.bias[part][:8].repeat(3)
-    _, several = last_attention(model, some_images(4))
-    assert several["head_diversity"] == pytest.approx(0, abs=1e-12)
+    _, several = last_attention(tiny(), some_images(4))
     assert several["image_diversity"] > 1e-6
     assert 0.5 < several["attention_spread"] <= 1
 
@@ -258,86 +254,55 @@ def test_heads_and_images_are_told_apart() -> None:
 # the command --------------------------------------------------------------------------------------
 
 
-def analyse(*words: object, out: Path, code: int = 0) -> list[dict[str, str]]:
-    """What the command writes into analysis.csv; it ends with this code."""
-    assert main(["analyse", *map(str, words), "--out", str(out), "--threads", "1"]) == code
-    with (out / "analysis.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.fixture
-def linear_one(tmp_path: Path) -> Path:
-    """A model whose table is exactly linear in row and column."""
-    model = tiny(torch.float32)
-    with torch.no_grad():
-        model.table[0, 1:] = torch.from_numpy(linear(4, 24).rows)
-    return saved(tmp_path / "plain.safetensors", model)
-
-
 LABEL = "@a|$x^$<script>[b](c)"
 
 
 def test_a_grid_and_noise_are_told_apart_and_all_files_are_the_same_again(
-    linear_one: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A label is no formula, no element and no cell of Markdown; an image that cannot be read is
     left out and told."""
-    model = tiny(torch.float32, unknown_embedding=True)
-    with torch.no_grad():
-        model.table.copy_(torch.randn(1, 17, 24, generator=torch.Generator().manual_seed(1)))
-    noisy = saved(tmp_path / "noisy.safetensors", model)
+    plain_one, model = tiny(torch.float32), tiny(torch.float32, unknown_embedding=True)
     exposed = tiny(torch.float32, position_embedding="exposed")
-    bare = saved(tmp_path / "bare.safetensors", exposed, position_embedding="exposed")
+    with torch.no_grad():
+        plain_one.table[0, 1:] = torch.from_numpy(linear(4, 24).rows)
+        model.table.copy_(torch.randn(1, 17, 24, generator=torch.Generator().manual_seed(1)))
+    files = [
+        f"{LABEL}={saved(tmp_path / 'plain.safetensors', plain_one)}",
+        f"MJP={saved(tmp_path / 'noisy.safetensors', model)}",
+        saved(tmp_path / "bare.safetensors", exposed, position_embedding="exposed"),
+    ]
     images = class_folders(tmp_path / "images", images=2, side=40)
     (images / "class_0" / "000.png").write_bytes(b"no image")
     outs = [tmp_path / "one", tmp_path / "two"]
     for out in outs:
-        words = (f"{LABEL}={linear_one}", f"MJP={noisy}", bare, "--images", images)
-        rows = analyse(*words, out=out, code=3)
+        words = ["analyse", *files, "--images", images, "--out", out, "--threads", 1]
+        assert main([*map(str, words)]) == 3
         printed, said = capsys.readouterr()
         assert "class_0/000.png" in said
         assert len(printed.splitlines()) == 10  # heads, rule, models, noise, the paper's, a path
-    noise = [("noise", "N(0, 1), not trained")] * 10
-    paper = [("paper", n) for n in ("DeiT-S", "DeiT-S+MJP", "DeiT-S+MJP (DAL-LN)")]
-    by_kind = [(row["kind"], row["label"]) for row in rows]
-    models = [("model", label) for label in (f"'{LABEL}", "MJP", "bare")]
-    assert by_kind == [*models, *noise, *paper]
-    grid, drawn, without = rows[:3]
-    assert without["mae_2d"] == without["grid"] == ""
-    assert float(without["head_diversity"]) > 0
-    assert [float(grid[f"variance_{k}"]) for k in (3, 7)] == pytest.approx([100, 100])
-    assert float(grid["mae_2d"]) == pytest.approx(0, abs=1e-5)
-    assert grid["dimensions_for_90"] in ("1", "2")
-    shares = [float(row["variance_3"]) for row in rows if row["kind"] == "noise"]
-    assert min(shares) - 3 < float(drawn["variance_3"]) < max(shares) + 3
-    assert len({*shares}) == 10
-    assert (grid["images"], grid["grid"], grid["width"]) == ("5", "4", "24")
-    texts = {"analysis.md", "analysis.csv"}
+    rows = pd.read_csv(outs[0] / "analysis.csv")
+    models = [f"'{LABEL}", "MJP", "bare"]
+    paper = ["DeiT-S", "DeiT-S+MJP", "DeiT-S+MJP (DAL-LN)"]
+    assert rows["label"].tolist() == [*models, *["N(0, 1), not trained"] * 10, *paper]
+    grid, drawn, without = (rows.iloc[place] for place in range(3))
+    assert without[["mae_2d", "grid"]].isna().all()
+    assert without["head_diversity"] > 0
+    assert [grid["variance_3"], grid["variance_7"]] == pytest.approx([100, 100])
+    assert grid["mae_2d"] == pytest.approx(0, abs=1e-5)
+    shares = rows.loc[rows["kind"] == "noise", "variance_3"]
+    assert shares.min() - 3 < drawn["variance_3"] < shares.max() + 3
+    assert shares.nunique() == 10
+    assert (grid["images"], grid["grid"], grid["width"]) == (5, 4, 24)
     pictures = {"analysis.png", *(f"attention_{at}.png" for at in (1, 2, 3))}
-    assert {path.name for path in outs[0].iterdir()} == texts | pictures
-    for name in texts:
-        assert (outs[0] / name).read_bytes() == (outs[1] / name).read_bytes()
-    for name in pictures:
-        one, two = (np.array(Image.open(out / name)) for out in outs)
-        assert (one == two).all()
-        assert one.std() > 10  # there is something on it
+    assert {path.name for path in outs[0].iterdir()} == {"analysis.md", "analysis.csv"} | pictures
+    for path in outs[0].iterdir():
+        assert path.read_bytes() == (outs[1] / path.name).read_bytes()
+        if path.suffix == ".png":
+            assert np.array(Image.open(path)).std() > 10  # there is something on it
     text = (outs[0] / "analysis.md").read_text(encoding="utf-8")
     assert "| @a\\|$x^$&lt;script&gt;\\[b\\](c) " in text
     assert "<script>" not in text
-
-
-@pytest.mark.nightly
-def test_the_share_of_a_tables_start_is_written(tmp_path: Path) -> None:
-    """Noise beside the start from the recipe's seed."""
-    config = small(model=MJP)
-    model = build_network(config)
-    with torch.no_grad():
-        other = torch.from_numpy(noise_table(4, 16, seed=3).rows).float()
-        model.table[0, 1:] = 1.06 * model.table[0, 1:] + other
-    facts = {"num_heads": 2, "resize": 28, "recipe": plain(config)}
-    path = saved(tmp_path / "mine.safetensors", model, **facts)
-    (row, *_) = analyse(path, "--limit", 1, out=tmp_path / "out")
-    assert float(row["start_share"]) == pytest.approx(50.9, abs=0.5)
 
 
 def test_mistakes_are_said_without_a_traceback(

@@ -15,10 +15,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardInd
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageError
-from mjp_privacy.paper import networks
 from mjp_privacy.paper.networks import (
     POOLED,
-    PyramidHead,
     averages,
     block_ends,
     features,
@@ -33,7 +31,6 @@ from mjp_privacy.paper.segmentation import (
     PLAIN,
     areas,
     counterpart,
-    difference,
     measured,
     scored,
 )
@@ -43,11 +40,10 @@ from mjp_privacy.paper.segmentation_training import (
     Whole,
     build_segmentation,
     find_pairs,
-    maps_of,
     pair_batches,
 )
+from mjp_privacy.training.batches import World
 from mjp_privacy.training.config import load_training
-from mjp_privacy.training.processes import World
 from tests.helpers.segmentation import CLASSES, SWIN, pair_folder, small
 from tests.helpers.training import content as classification
 
@@ -176,6 +172,8 @@ def test_pictures_and_labels_are_changed_alike(flip: bool) -> None:
         augmentation={"flip": flip},
     )
     transform = Augmented(config)
+    whole, own = Whole(config)(*positions((48, 32)))
+    assert (whole.shape, own.shape) == ((3, 32, 48), (32, 48))  # labels keep their size
     padded, mirrored = 0, 0
     for seed in range(40):
         pixels, labels = transform(*positions((48, 56)), seed)
@@ -209,16 +207,6 @@ def test_a_crop_of_one_class_is_drawn_again() -> None:
     assert shares[0.75] > 2 * shares[1.0] > 0
 
 
-def test_a_batch_holds_crops_and_validation_whole_pictures(tmp_path: Path) -> None:
-    """By any number of workers."""
-    whole, own = Whole(small(model={"num_classes": 40}))(*positions((48, 32)))
-    assert (whole.shape, own.shape) == ((3, 16, 24), (32, 48))  # labels keep their size
-    pairs = find_pairs(small(), pair_folder(tmp_path / "ade"), None)[0]
-    here, there = (list(pair_batches(small(), pairs, ONE, n).epoch(1, 0, 2)) for n in (0, 2))
-    torch.testing.assert_close(here, there, rtol=0, atol=0)
-    assert [part.shape for part in here[0]] == [(4, 3, 16, 16), (4, 16, 16)]
-
-
 # the network
 
 
@@ -238,13 +226,6 @@ def test_heads_give_every_pixel_logits_and_all_weights_gradients(head: str, chan
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
-
-
-def test_the_pyramids_averages_differ_from_picture_to_picture() -> None:
-    """Also the one over all places, of which a norm of few channels would leave nothing."""
-    for layer in PyramidHead(maps_of(small()), CLASSES, 40).pooled:
-        answers = [layer(torch.randn(1, 40, 1, 1)) for _ in range(20)]
-        assert len({tuple((answer > 0).flatten().tolist()) for answer in answers}) > 5
 
 
 @pytest.mark.parametrize("changes", [{}, SWIN])
@@ -308,24 +289,9 @@ def test_windows_answer_as_the_network_does_and_average_where_they_overlap() -> 
     with torch.no_grad():
         expected = network(square[None])[0].argmax(0)
         assert torch.equal(predicted(network, square, 16, (16, 16)), expected)
-        assert predicted(network, picture, 16, (31, 50)).shape == (31, 50)
-
-
-@pytest.mark.parametrize("numbers", [1, 31 * 50 * 3, 1 << 26])
-def test_resizing_some_classes_at_a_time_changes_no_answer(
-    numbers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(networks, "RESIZED", numbers)
-    logits = torch.randn(7, 16, 24, generator=torch.Generator().manual_seed(0))
-    logits[5] = logits[2]  # where two are equal, either will do
-
-    def network(crops: Tensor) -> Tensor:
-        return logits[None, :, :, :16].expand(len(crops), -1, -1, -1)
-
-    picture = torch.zeros(3, 16, 16)
-    whole = resized(logits_of(network, picture, 16)[None], (31, 50))[0]
-    answer = predicted(network, picture, 16, (31, 50))
-    assert torch.equal(whole.gather(0, answer[None])[0], whole.amax(0))
+        whole = resized(logits_of(network, picture, 16)[None], (31, 50))[0]
+        answer = predicted(network, picture, 16, (31, 50))
+        assert torch.equal(whole.gather(0, answer[None])[0], whole.amax(0))
 
 
 # scores
@@ -391,9 +357,9 @@ def test_the_interval_is_a_bootstrap_over_pictures() -> None:
         assert ends[0] < score < ends[1]
         low, high = np.quantile(column, [0.025, 0.975])
         assert ends == pytest.approx((low, high), abs=0.1 * (high - low))
-    better = difference(counts[::-1].copy(), counts)
+    better = scored(counts[::-1].copy(), counts)
     assert (better["miou"], better["miou_low"] < 0 < better["miou_high"]) == (0.0, True)
-    assert {*difference(counts, counts).values()} == {0.0}
+    assert {*scored(counts, counts).values()} == {0.0}
     assert np.isnan(list(scored(np.zeros((3, 3, KINDS))).values())).all()
     assert np.isnan(scored(np.zeros((0, 3, KINDS)))["miou"])
     alike = scored(np.repeat(counts[5:6], 6, 0))

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shlex
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +21,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mjp_privacy.cli import main
-from mjp_privacy.core.errors import StorageError, UserError
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
-from mjp_privacy.training import processes, run_files
-from mjp_privacy.training.batches import find_examples
-from mjp_privacy.training.config import load_training
+from mjp_privacy.training import learner
+from mjp_privacy.training.batches import World, find_examples
 from mjp_privacy.training.learner import Learner
-from mjp_privacy.training.processes import RoundedProducts, rounds_products
-from mjp_privacy.training.trainer import train
-from tests.helpers.families import family_content
+from mjp_privacy.training.trainer import is_lost, train
 from tests.helpers.night import by_day
 from tests.helpers.refusals import refused
 from tests.helpers.segmentation import SWIN, pair_folder
@@ -34,6 +34,7 @@ from tests.helpers.segmentation import small as segmentation
 from tests.helpers.training import (
     FILES,
     LAST_LINE_LOST,
+    PICTURES_AS_THEY_ARE,
     class_folders,
     content,
     curve,
@@ -44,6 +45,12 @@ from tests.helpers.training import (
 )
 from tests.helpers.uploads import flip
 from tests.inputs.tensors import with_state
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Labelled images of three classes."""
+    return class_folders(tmp_path / "data")
 
 
 @pytest.fixture
@@ -97,20 +104,23 @@ def test_a_run_learns_colours_and_exports_what_it_trained(here: dict[str, Any]) 
 BARE = {"unknown_embedding": False, "dal": "none"}
 
 
-KINDS: list[dict[str, Any]] = [
-    {"model": {"dal": "linear"}},
-    {"model": {"dal": "pca"}},
-    {"model": {**BARE, "position_embedding": "none"}, "jigsaw": {"shuffle": "none"}},
-    {"model": {**BARE, "first_block": "closed_form"}, "jigsaw": {"shuffle": "none"}},
-]
-
-
-@pytest.mark.parametrize("changes", by_day(KINDS, {0}))
-def test_other_models_come_back_as_they_were(here: dict[str, Any], changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "model",
+    by_day(
+        [
+            {"dal": "linear"},
+            {"dal": "pca"},
+            {**BARE, "position_embedding": "none"},
+            {**BARE, "first_block": "closed_form"},
+        ],
+        {0},
+    ),
+)
+def test_other_models_come_back_as_they_were(here: dict[str, Any], model: dict[str, Any]) -> None:
     """Swins and ResNets: among the golden runs."""
-    config = small(**changes)
+    jigsaw = {"shuffle": "patches" if model["dal"] != "none" else "none"}
+    config = small(model=model, jigsaw=jigsaw)
     loaded: Any = load_model(checkpoint=train(config, **here))
-    assert (curve(here["out"])[-1]["dal"] > 0) == (config.model.dal != "none")
     trained = loaded.state_dict()
     for name, tensor in state_of(here["out"])["model"].items():
         assert torch.equal(trained[name], tensor)
@@ -144,50 +154,21 @@ def test_fine_tuning_starts_from_the_given_weights(here: dict[str, Any], tmp_pat
         train(small(initial={"checkpoint": str(tmp_path / "other.pth")}), **other)
 
 
-class NoBfloat16(RoundedProducts):
-    """Raises where a product of bfloat16 numbers reaches torch, and counts those of others."""
-
-    seen = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if function in processes.PRODUCTS:
-            assert not any(isinstance(arg, Tensor) and arg.dtype == torch.bfloat16 for arg in args)
-            self.seen += 1
-        assert "attention" not in str(function)
-        return function(*args, **(kwargs or {}))
-
-
 BFLOAT16 = {"precision": "bfloat16"}
 
 
-@pytest.mark.parametrize("name", by_day(["vit", "swin", "upernet"], {0}))
-def test_no_product_of_a_training_and_its_validation_is_slow(
+def test_a_cpu_without_bfloat16_trains_in_float32_and_says_so(
     here: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    name: str,
 ) -> None:
-    """On a CPU without bfloat16, which is said once and kept with the weights; such a training
-    alone rounds products."""
-    for available in (True, False):
-        monkeypatch.setattr(processes, "has_bfloat16", lambda answer=available: answer)
-        assert rounds_products(small(recipe=BFLOAT16), torch.device("cpu")) != available
-    assert not rounds_products(small(recipe=BFLOAT16), torch.device("cuda"))
-    assert not rounds_products(small(), torch.device("cpu"))
-    if name == "vit":
-        config = small(recipe={**BFLOAT16, "epochs": 1, "ema_decay": 0.9, "compile": True})
-    elif name == "swin":
-        config = load_training(family_content(name), epochs=1, **BFLOAT16)
-    else:
-        config = segmentation(recipe=BFLOAT16, segmentation={"head": name})
-        here["data"] = pair_folder(tmp_path / "ade")
-    val = class_folders(tmp_path / "val") if config.task == "classification" else None
-    with NoBfloat16() as products:
-        path = train(config, **here, val=val)
-    assert products.seen > 100
+    monkeypatch.setattr(learner, "has_bfloat16", lambda: False)
+    path = train(small(recipe=BFLOAT16), **here)
     assert capfd.readouterr().err.count("bfloat16") == 1
-    assert "products" in facts(path)["made_with"][0]
+    assert facts(path)["made_with"][0]["products"] == "float32"
+    train(small(), **{**here, "out": tmp_path / "float32"})
+    assert_same(here["out"], tmp_path / "float32")
 
 
 # killed, and given again --------------------------------------------------------------------------
@@ -200,8 +181,6 @@ def test_no_product_of_a_training_and_its_validation_is_slow(
             FILES,
             {"recipe": {"ema_decay": 0.9}},
             {"augmentation": {"mixup": 0.8, "cutmix": 1.0}, "log_every": 100},
-            {"recipe": BFLOAT16},
-            {"task": "segmentation"},
             {"task": "segmentation", "recipe": {**BFLOAT16, "ema_decay": 0.5}},
             {"task": "segmentation", **SWIN},
         ],
@@ -226,19 +205,6 @@ def test_a_killed_run_draws_the_same_curve(
                 train(config, **options)
     train(config, **options)
     assert_same(here["out"], tmp_path / "whole")
-
-
-def test_another_number_of_threads_is_said(
-    here: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with monkeypatch.context() as patch:
-        stop_at(patch, 9)
-        with pytest.raises(KeyboardInterrupt):
-            train(small(), **here)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    train(small(), **here)
-    (said,) = (line for line in capsys.readouterr().err.splitlines() if "--threads" in line)
-    assert "77" in said
 
 
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
@@ -266,24 +232,6 @@ def test_numbers_that_are_not_finite_stop_the_run_and_reach_no_checkpoint(
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
     again = small(initial={"checkpoint": str(here["out"] / "checkpoint.pt")})
     assert train(again, **{**here, "out": tmp_path / "again"}).is_file()
-
-
-def test_a_full_disk_leaves_the_checkpoint_before(
-    here: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, original, calls = here["out"], torch.save, itertools.count()
-
-    def filling(state: object, path: Path) -> None:
-        if next(calls):
-            path.write_bytes(b"half")
-            raise OSError(28, "No space left on device")
-        original(state, path)
-
-    monkeypatch.setattr(run_files.torch, "save", filling)
-    with pytest.raises(StorageError, match=r"checkpoint\.pt"):
-        train(small(), **here)
-    assert state_of(run)["step"] > 0
-    assert not list(run.glob(".checkpoint*"))
 
 
 # images that do not fit ---------------------------------------------------------------------------
@@ -401,18 +349,13 @@ def flipped(path: Path) -> None:
     flip(path, 4 * path.stat().st_size)
 
 
-def test_finished_weights_that_are_lost_are_made_again(
+def test_lost_weights_are_made_again_and_no_other_run_is_mixed_in(
     here: dict[str, Any], run: Path, finished: Path
 ) -> None:
     flipped(run / "model.safetensors")
     train(small(), **here)
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (run / name).read_bytes() == (finished / name).read_bytes()
-
-
-def test_another_config_or_other_images_are_not_mixed_into_a_run(
-    here: dict[str, Any], run: Path
-) -> None:
     with pytest.raises(UserError, match=r"jigsaw\.gamma .*0\.5.*0\.25"):
         train(small(jigsaw={"gamma": 0.25}), **here)
     with pytest.raises(UserError, match="--val"):
@@ -422,11 +365,8 @@ def test_another_config_or_other_images_are_not_mixed_into_a_run(
         train(small(), **here)
 
 
-NAN = float("nan")
-
-
 def spoil(tensors: dict[str, Any], name: str) -> None:
-    tensors[name].fill_(NAN)
+    tensors[name].fill_(float("nan"))
 
 
 WRONG: dict[str, tuple[str, Change]] = {
@@ -460,29 +400,12 @@ def test_a_checkpoint_that_is_wrong_is_named(here: dict[str, Any], run: Path) ->
 NOISE = b'\xff\xfe\n[1]\n5\n{}\n{"step": true}\n{"step": -1}\n' + b"[" * 5000 + b"\n"
 
 
-def test_damaged_lines_of_the_journal_are_left_out_and_said(
+def test_damaged_lines_of_the_journal_are_left_out_and_a_lost_last_one_written_again(
     here: dict[str, Any], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A flipped bit, what is no line, an unfinished last one: in no curve."""
-    lines, path = curve(run), run / "metrics.jsonl"
-    content = path.read_bytes()
-    at = content.index(b'"cross_entropy": ') + len(b'"cross_entropy": ')
-    changed = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
-    path.write_bytes(NOISE + changed + b'{"step": 1')
-    assert curve(run) == lines[1:]
-    assert main(["curves", str(run), "--out", str(tmp_path / "out")]) == 3
-    assert "metrics.jsonl: 8 " in capsys.readouterr().err
-    train(small(), **here)
-    assert "metrics.jsonl: 8 " in capsys.readouterr().err
-    assert curve(run) == lines[1:]
-    assert b"\xff" not in path.read_bytes()
-
-
-def test_a_last_line_that_is_lost_is_named_and_written_again(
-    here: dict[str, Any], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    """A flipped bit, what is no line, an unfinished last one: in no curve, and said."""
     path, words = run / "metrics.jsonl", ["curves", str(run), "--out", str(tmp_path / "out")]
-    before = path.read_bytes()
+    before, lines = path.read_bytes(), curve(run)
     for how, damage in LAST_LINE_LOST.items():
         path.write_bytes(damage(before))
         assert main(words) == 3, how
@@ -490,14 +413,23 @@ def test_a_last_line_that_is_lost_is_named_and_written_again(
         assert str(path) in said
         train(small(), **here)
         assert path.read_bytes() == before, how
-        assert main(words) == 0
         capsys.readouterr()
+    assert main(words) == 0
+    at = before.index(b'"cross_entropy": ') + len(b'"cross_entropy": ')
+    changed = before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :]
+    path.write_bytes(NOISE + changed + b'{"step": 1')
+    assert curve(run) == lines[1:]
+    for code, command in ((3, lambda: main(words)), (None, lambda: train(small(), **here))):
+        assert command() == code or code is None
+        assert "metrics.jsonl: 8 " in capsys.readouterr().err
+    assert curve(run) == lines[1:]
+    assert b"\xff" not in path.read_bytes()
 
 
-def test_curves_are_drawn_once_over_nobodys_files_and_not_of_nothing(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_curves_are_drawn_once_over_nobodys_files_and_of_trainings_alone(
+    data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of trainings alone; an earlier picture is replaced."""
+    """An earlier picture is replaced; no training is written into another command's folder."""
     out, same = tmp_path / "out", run.parent / "data" / ".." / run.name
     refused(capsys, str(run), "curves", run, same, "--out", out)
     refused(capsys, "checkpoint.pt", "curves", run, "--out", run)
@@ -509,11 +441,6 @@ def test_curves_are_drawn_once_over_nobodys_files_and_not_of_nothing(
         (run / "metrics.jsonl").write_bytes(wrong)
         refused(capsys, "metrics.jsonl", "curves", run, "--out", tmp_path / "new")
     assert not (tmp_path / "new" / "curves.png").exists()
-
-
-def test_a_folder_of_another_command_is_no_trainings(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content()))
     for file in ("federation.json", "experiment.yaml"):
@@ -521,5 +448,97 @@ def test_a_folder_of_another_command_is_no_trainings(
         folder.mkdir()
         (folder / file).touch()
         refused(capsys, str(folder), "train", config, "--data", data, "--out", folder)
-        refused(capsys, str(folder), "curves", folder, "--out", tmp_path / "out")
+        refused(capsys, str(folder), "curves", folder, "--out", tmp_path / "new")
         assert [path.name for path in folder.iterdir()] == [file]
+
+
+# several processes --------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+
+
+def torchrun(
+    fields: dict[str, Any], out: Path, *words: object, launcher: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """`mjp train` of a config with these fields, each process with one thread."""
+    config = out.with_suffix(".yaml")
+    config.write_text(yaml.safe_dump(fields))
+    argv = [sys.executable, *launcher, "-m", "mjp_privacy", "train", config, "--out", out, *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    alone = ["--device", "cpu", "--threads", "1"]
+    return subprocess.run(
+        [*map(str, argv), *alone], cwd=ROOT, env=env, timeout=200, capture_output=True, text=True
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("used_for", "precision", "workers"),
+    [("training", "float32", 1), ("validation", "bfloat16", 0)],
+)
+def test_an_error_of_one_process_ends_all_with_its_reason(
+    tmp_path: Path, used_for: str, precision: str, workers: int
+) -> None:
+    """A picture in one process's share is damaged: nobody waits for a process that has left, and
+    the same command goes on when the picture is repaired, as one process does; without drop path,
+    mixup and the like, which each process draws."""
+    fields = content(
+        augmentation=PICTURES_AS_THEY_ARE,
+        data={"store": "files"},
+        model={"drop_path": 0},
+        recipe={"precision": precision},
+        jigsaw={"first_epoch": 0},
+    )
+    fields |= {"log_every": 1, "checkpoint_minutes": 0.0003}  # due at other steps by each clock
+    data, val = class_folders(tmp_path / "data"), class_folders(tmp_path / "val", images=7)
+    picture = (data if used_for == "training" else val) / "class_0" / "003.png"
+    whole, one, two = picture.read_bytes(), tmp_path / "one", tmp_path / "two"
+    words = ("--data", data, "--val", val, "--workers", workers)
+    picture.write_bytes(whole[: len(whole) // 2])
+    failed = torchrun(fields, two, *words, launcher=TORCHRUN)
+    assert failed.returncode == 1
+    assert failed.stderr.count(f"{picture.name}: ") == 1
+    picture.write_bytes(whole)
+    assert torchrun(fields, two, *words, launcher=TORCHRUN).returncode == 0
+    assert torchrun(fields, one, *words).returncode == 0
+    here, there = ([line["loss"] for line in curve(run)] for run in (one, two))
+    # in bfloat16 half a batch's gradients are rounded
+    assert there == pytest.approx(here, abs=1e-5 if precision == "float32" else 5e-3)
+
+
+def test_only_what_a_lost_process_leaves_is_taken_for_one() -> None:
+    world, lost = World(torch.device("cpu"), 0, 2), "tcp/pair.cc:547] Connection closed by peer"
+    assert is_lost(RuntimeError(lost), world)
+    assert not is_lost(UserError(lost), world)
+    assert not is_lost(RuntimeError(lost), World(world.device))
+    assert not is_lost(RuntimeError("Duplicate GPU detected"), world)
+
+
+MIXED = {"recipe": {"batch": 9}, "augmentation": {"mixup": 0.8}}
+HERE = {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
+
+
+def test_an_environment_that_torchrun_does_not_make_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    two = {"WORLD_SIZE": "2"}
+    cases: list[tuple[dict[str, str], dict[str, Any], str]] = [
+        ({"WORLD_SIZE": "0"}, {}, "WORLD_SIZE"),
+        (two, {}, "torchrun"),
+        (two | HERE | {"MASTER_PORT": "99999999"}, {}, "torchrun"),
+        (two | {"LOCAL_RANK": "1", "device": "cuda"}, {}, "--nproc_per_node=1"),
+        ({"WORLD_SIZE": "4"}, {}, "--batch 4"),
+        ({"WORLD_SIZE": "3"}, MIXED, "--batch 6"),
+    ]
+    for place, changes, named in cases:
+        with monkeypatch.context() as patch:
+            for name in ("LOCAL_RANK", *HERE):
+                patch.delenv(name, raising=False)
+            for name, value in place.items():
+                patch.setenv(name, value)
+            given = {"data": data, "out": tmp_path / "run", "device": place.get("device", "cpu")}
+            with pytest.raises(UserError, match=named):
+                train(small(**changes), **given)  # type: ignore[arg-type]
