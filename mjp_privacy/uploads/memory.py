@@ -368,7 +368,7 @@ def _update_of(
     )
 
 
-def answer_of(head: Mapping[str, Tensor], model: LoadedModel) -> Tensor:
+def answer_of(head: Mapping[str, Tensor], model: nn.Module) -> Tensor:
     """softmax(W f + c), (K,), of one picture: the gradient of the classifier's weight W is b f^T
     and that of its bias c is b, which tells the feature f."""
     bias, sent = head[HEAD_BIAS].double(), head[HEAD].double()
