@@ -47,8 +47,8 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.images import Preprocessing, open_images
 from mjp_privacy.metrics.statistics import Share, paired_test
 from mjp_privacy.models.zoo import NAMED_MODELS
-from mjp_privacy.report.figures import ARROWS, TABLE5, TITLES
-from mjp_privacy.report.table5 import digits
+from mjp_privacy.report.figures import ARROWS, TITLES
+from mjp_privacy.report.table5 import TABLE5, digits
 from mjp_privacy.training.evaluation import markdown_table
 from tools import published_rows, trained_rows
 from tools.published_rows import REPEATS, Line, Published, mean_text, number, short_commits

@@ -24,6 +24,7 @@ from mjp_privacy.report.clients import PUBLISHED, Client
 from mjp_privacy.report.figures import (
     PSNR,
     THRESHOLDS,
+    DerivedLine,
     capped_median,
     exact_share,
     success_share,
@@ -32,7 +33,6 @@ from mjp_privacy.report.figures import (
 from mjp_privacy.report.flags import Flag, client_flags, figure_flags, missed_attacks
 from mjp_privacy.report.lines import DIAGNOSTIC, Line, once
 from mjp_privacy.report.text import TextTable, capped, one_line
-from mjp_privacy.report.worst_case import DerivedLine
 
 NOT_RUN = "not run"
 PLAIN_TO_SEE = THRESHOLDS[0]

@@ -12,7 +12,16 @@ import pandas as pd
 
 from mjp_privacy.experiment.cell_facts import AttackFacts, CellFacts, defaults_of
 from mjp_privacy.models.checkpoints import E_UNK_SET
-from mjp_privacy.report.figures import PSNR, THRESHOLDS, exact_share, mean_of, success_share
+from mjp_privacy.report.figures import (
+    PSNR,
+    THRESHOLDS,
+    WORST_CASE,
+    DerivedLine,
+    derive,
+    exact_share,
+    mean_of,
+    success_share,
+)
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     MODEL_FACTS,
@@ -20,7 +29,6 @@ from mjp_privacy.report.lines import (
     client_text,
     target_of,
 )
-from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, derive
 
 DEFENCES = ("withhold", "positions", "position_noise", "defenses", "lora", "train")
 """Facts of a client by which it keeps something from the server, besides MJP."""

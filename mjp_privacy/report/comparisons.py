@@ -24,7 +24,7 @@ from mjp_privacy.metrics.statistics import (
     paired_test,
 )
 from mjp_privacy.report.clients import Client, attacked_ones, circumstances
-from mjp_privacy.report.figures import PSNR, TITLES, shared_scores
+from mjp_privacy.report.figures import PSNR, TITLES, attackers_choice_by_image, shared_scores
 from mjp_privacy.report.lines import DIAGNOSTIC, Line
 from mjp_privacy.report.text import (
     DASH,
@@ -35,7 +35,6 @@ from mjp_privacy.report.text import (
     number,
     table_of,
 )
-from mjp_privacy.report.worst_case import attackers_choice_by_image
 
 RESIDUALS_CAPTION = (
     "Gradient residual: ‖gradient of the picture, times the best factor, − upload‖ / ‖upload‖ over "

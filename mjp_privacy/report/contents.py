@@ -24,7 +24,7 @@ from mjp_privacy.report.curves import (
     distribution_charts,
     panel_charts,
 )
-from mjp_privacy.report.figures import Table, build_tables
+from mjp_privacy.report.figures import DerivedLine, Table, build_tables
 from mjp_privacy.report.flags import figure_flags
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import Section, all_notes, not_scored
@@ -33,7 +33,6 @@ from mjp_privacy.report.runs import Loaded, RunConfig, load_runs, run_configs
 from mjp_privacy.report.table5 import Row, table5, table5_rows
 from mjp_privacy.report.text import TextTable, main_table
 from mjp_privacy.report.tradeoff import clients_tradeoff
-from mjp_privacy.report.worst_case import DerivedLine
 
 CAPTION = (
     "Metrics in their standard variants; mean [95 % interval]; PSNR in dB, at most 100 in means. "

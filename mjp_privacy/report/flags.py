@@ -13,9 +13,8 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.metrics.statistics import PSNR_CAP, are
 from mjp_privacy.report.clients import Client, same_kind
-from mjp_privacy.report.figures import PSNR
+from mjp_privacy.report.figures import PSNR, DerivedLine
 from mjp_privacy.report.lines import DIAGNOSTIC, Line, once
-from mjp_privacy.report.worst_case import DerivedLine
 from mjp_privacy.uploads.checks import MISNORMALISED
 
 RESOLVED = {"float32": 2.0**24, "float64": 2.0**53}

@@ -15,8 +15,8 @@ from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
 from mjp_privacy.models.sizes import PAPERS_SIZE
+from mjp_privacy.report.figures import WORST_CASE, DerivedLine
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
 
 REASONS_SHOWN = 30
 NAMED = 3
@@ -252,29 +252,26 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
 
     For example `6 images unsupported: a batch of 2 (lines 3, 5)`.
     """
-    whole: dict[tuple[str, str], list[Line]] = {}
-    single: dict[tuple[str, str], dict[Line, int]] = {}
+    found: dict[tuple[bool, str, str], dict[Line, int]] = {}  # of whole lines: by status and reason
     for line in lines:
-        if line.status != "ok":
-            status, reason = line.status, line.reason or NO_REASON
-            pair = ENDED if reason.startswith(NOT_RUN) else (status, reason)
-            whole.setdefault(pair, []).append(line)
-        elif line.not_run and not line.left_out:
-            single.setdefault(ENDED, {})[line] = line.not_run
         lost = line.frame.loc[line.frame["status"] != "ok", ["status", "reason"]].astype(object)
         lost["reason"] = lost["reason"].replace("", NO_REASON)
-        for pair, count in Counter(lost.itertuples(index=False, name=None)).items():
-            if pair != (line.status, line.reason):
-                single.setdefault(pair, {})[line] = count
+        counts = Counter(lost.itertuples(index=False, name=None))
+        if line.status != "ok":
+            reason = line.reason or NO_REASON
+            of_line = ENDED if reason.startswith(NOT_RUN) else (line.status, reason)
+            found.setdefault((True, *of_line), {})[line] = 1
+            counts.pop((line.status, line.reason), None)
+        elif line.not_run and not line.left_out:
+            found.setdefault((False, *ENDED), {})[line] = line.not_run
+        for pair, count in counts.items():
+            found.setdefault((False, *pair), {})[line] = count
     sentences = [*_without_rows(lines)]
-    sentences += [
-        f"{counted(len(of), 'line')} {status}: {reason} ({which(of, lines)})"
-        for (status, reason), of in whole.items()
-    ]
-    for (status, reason), by_line in single.items():
-        noun = "image" if len(by_line) == 1 else "row"  # an image in several lines is several rows
-        rows = counted(sum(by_line.values()), noun)
-        sentences.append(f"{rows} {status}: {reason} ({which(by_line, lines)})")
+    for (whole, status, reason), by_line in sorted(found.items(), key=lambda item: not item[0][0]):
+        # an image in several lines is several rows
+        noun = "line" if whole else "image" if len(by_line) == 1 else "row"
+        count_text = counted(sum(by_line.values()), noun)
+        sentences.append(f"{count_text} {status}: {reason} ({which(by_line, lines)})")
     left = len(sentences) - REASONS_SHOWN
     more = [f"{left} further reasons, which the rows themselves say"] if left > 0 else []
     return [*sentences[:REASONS_SHOWN], *more]

@@ -44,9 +44,9 @@ from mjp_privacy.core.files import check_folder
 from mjp_privacy.core.read import FileKind, csv_rows
 from mjp_privacy.core.text import formula_free
 from mjp_privacy.data.files import IMAGE_SUFFIXES
+from mjp_privacy.report.figures import DerivedLine
 from mjp_privacy.report.lines import Line, target_of
 from mjp_privacy.report.text import capped
-from mjp_privacy.report.worst_case import DerivedLine
 
 INDEX = "index.csv"
 COLUMNS = ("client", "attack", "line", "image_id", "file", "reference")

@@ -61,11 +61,8 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
         loaded: list[Line] = []
         known = store.cell_list()
         for cell in map(CellFacts.read, known.cells):
-            frame = read_frame(store, cell.run_id)
-            if (cell.batch or 1) > 1:
-                # an earlier version took the pictures for those of the labels in their order
-                frame = frame.drop(columns="gradient_residual.diagnostic", errors="ignore")
-            number, folder = len(lines) + len(loaded) + 1, store.folder(cell.run_id)
+            frame, folder = read_frame(store, cell.run_id), store.folder(cell.run_id)
+            number = len(lines) + len(loaded) + 1
             left_out = sorted(path for path in store.left_out if path.parent == folder)
             loaded.append(Line(number, name, cell, frame, store, left_out=left_out))
             if progress:

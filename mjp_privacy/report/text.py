@@ -14,7 +14,7 @@ import pandas as pd
 
 from mjp_privacy.core.text import formula_free
 from mjp_privacy.metrics.statistics import DASH, PSNR_CAP, decimals_apart
-from mjp_privacy.report.figures import ARROWS, METRICS, TITLES, Table
+from mjp_privacy.report.figures import ARROWS, METRICS, RULES, TITLES, Table
 from mjp_privacy.report.lines import (
     CLIENT_FACTS,
     MARKS,
@@ -24,7 +24,6 @@ from mjp_privacy.report.lines import (
     scores_of,
 )
 from mjp_privacy.report.notes import Section
-from mjp_privacy.report.worst_case import RULES, DerivedLine
 
 DECIMALS = {"acc": 1, "acc_altered": 1, "mse": 4, "fft2d": 4, "psnr": 2, "ssim": 4, "lpips": 4}
 
@@ -361,17 +360,3 @@ def samples_csv(lines: Sequence[Line], *, many_runs: bool) -> str:
     columns = [*SAMPLE_COLUMNS, *(["run"] if many_runs else []), *scores]
     whole = (part.reindex(columns=columns) for part in parts)
     return "".join(csv_text(part, header=not place) for place, part in enumerate(whole))
-
-
-def choices_csv(derived: Iterable[DerivedLine]) -> str:
-    """A row for each image for which an attack was chosen, by line and image."""
-    names = ["chosen_line", "chosen_run_id", "chosen_attack"]
-    parts: list[str] = []
-    for line in derived:
-        facts = [(member.number, member.cell.run_id, member.attack) for member in line.members]
-        chosen = pd.DataFrame(facts, columns=names).take(line.chosen.to_numpy())
-        of_line: dict[str, Any] = {"line": line.number, "run": line.run}
-        of_line["reduction"] = line.attack
-        table = chosen.set_axis(line.chosen.index).reset_index().assign(**of_line)
-        parts.append(csv_text(table[[*of_line, "image_id", *names]], header=not parts))
-    return "".join(parts)

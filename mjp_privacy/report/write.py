@@ -126,7 +126,6 @@ DOWNLOADS = {
     "table5.tex": "the same in LaTeX",
     "table5.csv": "the same at full precision, with intervals and the paper's figures",
     "samples.csv": "every stored row: image, status, reason, every metric",
-    "choices.csv": "which attack the worst case took for each image",
     "rounds.csv": "PSNR against the number of uploads",
     "batches.csv": "exact pictures and PSNR against the batch",
     "pictures/index.csv": "reconstructions as PNG files, listed",
@@ -177,8 +176,6 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
     texts |= {f"figures/{chart.name}.svg": chart.svg for chart in charts}
     if sum(len(line.images) * len(line.keys) for line in lines) <= MOST_ROWS:
         texts["samples.csv"] = text.samples_csv(lines, many_runs=many)
-    if contents.derived:
-        texts["choices.csv"] = text.choices_csv(contents.derived)
     return [_write_text(out / name, content) for name, content in texts.items()]
 
 

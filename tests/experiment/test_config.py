@@ -46,7 +46,7 @@ from mjp_privacy.federation.config import (
     Server,
 )
 from mjp_privacy.federation.rounds import Evaluation
-from mjp_privacy.report.figures import published_row
+from mjp_privacy.report.table5 import published_row
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.uploads.record import UploadHeader
 from tests.helpers.runs import FACTS, TINY, cells, one_cell, photographs, weights

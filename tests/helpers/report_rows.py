@@ -14,9 +14,9 @@ import torch
 from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.clients import clients_of, derived_lines
+from mjp_privacy.report.figures import DerivedLine
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import DerivedLine
 from tests.helpers.runs import long_rows
 
 BLOCK = 8

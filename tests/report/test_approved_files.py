@@ -19,8 +19,7 @@ from tests.helpers.card_run import PHOTOGRAPHS, PSNR, card_run
 from tests.helpers.report_rows import add_pictures, approved, cell, image_id, photograph, run_of
 from tests.helpers.runs import attack, names, photographs, tiny
 
-FORMATS = ("table.md", "table5.tex", "table.csv", "table5.csv")
-FORMATS += ("samples.csv", "rounds.csv", "choices.csv")
+FORMATS = ("table.md", "table5.tex", "table.csv", "table5.csv", "samples.csv", "rounds.csv")
 
 
 @pytest.fixture(scope="module")

@@ -294,7 +294,7 @@ def test_nobodys_files_are_written_over(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An earlier report is replaced, and one in its run whatever else lies there."""
-    out, name = tmp_path / "out", "choices.csv"
+    out, name = tmp_path / "out", "rounds.csv"
     for folder in (out, run / "report"):
         folder.mkdir(exist_ok=True)
         (folder / "photo.png").touch()

@@ -108,7 +108,7 @@ def test_every_file_is_there_and_linked(page: Reader, written: tuple[Path, Repor
     out, summary = written
     made = {path.relative_to(out).as_posix() for path in summary.files}
     assert made == {
-        *("index.html", "samples.csv", "choices.csv", "pictures/index.csv"),
+        *("index.html", "samples.csv", "pictures/index.csv"),
         *(f"table{number}.{kind}" for number in ("", "5") for kind in ("md", "tex", "csv")),
         "figures/success.svg",
     }

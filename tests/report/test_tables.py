@@ -14,7 +14,6 @@ from mjp_privacy.metrics.statistics import Share
 from mjp_privacy.report import comparisons
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.curves import UPLOADS, panel_charts
-from mjp_privacy.report.figures import TABLE5
 from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.text import TextTable
 from mjp_privacy.report.write import write_report
@@ -287,14 +286,6 @@ def test_the_chart_of_batches_is_written_and_what_is_stale_removed(tmp_path: Pat
     assert (out / "mine.html").exists()
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_stored_residual_of_a_batch_does_not_count(tmp_path: Path, batch: int) -> None:
-    """Earlier versions computed one, with labels in an order that nobody knows."""
-    run_of(tmp_path, (intact("x", batch=batch), [20.0], {"gradient_residual": 0.5}))
-    (line,) = read_contents([tmp_path]).lines
-    assert line.count("gradient_residual", "diagnostic") == (batch == 1)
-
-
 # the paper's table 5 ------------------------------------------------------------------------------
 
 VIT = {"model": "ViT-Ti", "architecture": "vit_tiny_patch16_224", "size": 192}
@@ -368,9 +359,3 @@ def test_table5_of_ones_own_models_and_without_the_published_attack(tmp_path: Pa
     assert "median 22.0 dB" in table.rows[0][11]
     assert "never trained" not in table.caption
     assert "plain picture: x" in table.rows[0][11]
-
-
-def test_the_papers_psnr_is_further_from_its_mse_than_one_image_allows() -> None:
-    """Its rows are those of results/published/paper.csv, which tools/publish.py compares."""
-    excess = [row.psnr + 10 * math.log10(row.mse) for row in TABLE5]
-    assert max(excess) == pytest.approx(6.0, abs=0.05)

@@ -11,7 +11,7 @@ import pytest
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.worst_case import DerivedLine
+from mjp_privacy.report.figures import DerivedLine
 from tests.helpers.card_run import card_of_lines
 from tests.helpers.federations import MJP
 from tests.helpers.report_rows import (
