@@ -138,6 +138,7 @@ MADE = (
     *(name for name in DOWNLOADS if not name.startswith("pictures/")),
     *("figures/success.svg", "figures/tradeoff.svg", "figures/uploads_*.svg"),
     *("figures/batches_*.svg", "config.yaml", "config_*.yaml"),
+    "choices.csv",  # of earlier versions
 )
 """Names that a report gives to files: what an earlier one left is deleted."""
 
