@@ -309,7 +309,10 @@ def _described(model: LoadedModel, heads: int | None) -> str:
     own = card.architecture.partition(" ")[0]
     if model.family == "vit":
         own = f"{len(model.blocks)} blocks, {told}"
-    masks = "no E_unk (it cannot mask)" if model.unk_embed is None else "E_unk (it can mask)"
+    masks = "E_unk (it can mask)"
+    if model.unk_embed is None:
+        asks = "" if model.pos_embed is None else "; --mjp asks about it with one"
+        masks = f"no E_unk (it cannot mask{asks})"
     return (
         f"N = {model.patch_embed.num_patches} patches of {patch}×{patch} at "
         f"{size_text(card.img_size)} px, width D = {model.embed_dim}, "

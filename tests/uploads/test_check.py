@@ -163,7 +163,7 @@ ANSWERS: list[tuple[str, dict[str, Any], list[str], dict[str, str]]] = [
     (TINY, {"img_size": 208}, [], {"patch_gradient": "yes", "multi_round": "yes, 6 uploads"}),
     ("cifar_vit_mjp", {"mjp": True}, ["N = 64 patches of 7×7", "D = 160", "p = 147"], {}),
     ("cifar_vit_mjp", {}, ["(it can mask)"], {}),
-    ("vit_base_patch32_224", {}, ["p = 3072", "12 blocks", "(it cannot mask)"], {}),
+    ("vit_base_patch32_224", {}, ["p = 3072", "12 blocks", "it cannot mask"], {}),
     ("cifar_vit", {"mjp": True}, ["E_unk that was not trained"], {"pixel_lattice": "yes"}),
     ("cifar_vit", {}, [], {"pixel_lattice": "no: "}),
     ("cifar_vit", {"batch": 2}, ["mixtures"], {"april": "no: ", "patch_gradient": "yes"}),
