@@ -46,7 +46,7 @@ can tell a full disk, after which to try again, from a mistake, after which not.
 CLOSED = 141  # nobody reads the output: 128 and the number of the signal, as with interruptions
 GOES_ON = "the same command goes on from here"
 ANEW = "the same command starts anew"
-MORE_MEMORY = "Close other programs or take less at once"
+MORE_MEMORY = "Close other programs, raise ulimit -v where it is set, or take less at once"
 REASONS_SHOWN = 5  # of images that failed; the others are counted
 LONGEST_WORD = 2000
 """Characters in one word of a command line. The parser would repeat it in a box of its own."""

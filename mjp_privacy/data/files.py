@@ -152,14 +152,16 @@ class FolderFiles:
 
 
 def _walk(root: Path) -> Iterator[str]:
-    """Names of all under `root` that is no folder. A folder that links lead to as well is listed
-    once."""
+    """Names of all under `root` that is no folder, and of empty folders that are named like images.
+    A folder that links lead to as well is listed once."""
 
     def fail(error: OSError) -> None:
         raise error
 
     met = {os.path.realpath(root)}
     for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
+        if not folders and not names and _suffix(folder) in IMAGE_SUFFIXES:
+            yield os.path.relpath(folder, root)
         kept = []
         for name in sorted(name for name in folders if not is_hidden(name)):
             if (real := os.path.realpath(os.path.join(folder, name))) not in met:  # noqa: PTH118

@@ -134,7 +134,8 @@ def _recognised(origin: str, text: str) -> tuple[LabelSource, int, Iterator[Line
     raise UserError(
         f"{shown(origin)} starts with {shown(repr(first[:80]))}; expected a CSV with the "
         "header `file,label`, which always works, lines of `name index` as in val.txt, Kaggle's "
-        "`ImageId,PredictionString`, or one synset per line."
+        "`ImageId,PredictionString`, or one synset per line. Bare numbers, as the devkit's, are "
+        "none of these: they number classes in another order."
     )
 
 
@@ -154,7 +155,7 @@ def _cells(origin: str, text: str) -> Iterator[Line]:
     rows = csv_rows(table, Path(origin), LABEL_FILE, (), column=lambda name: name.strip().lower())
     for number, row in rows:
         name = next((row[column] for column in (*FILE_COLUMNS, "imageid") if row.get(column)), "")
-        label = row.get("label", row.get("predictionstring", "").split(" ")[0])
+        label = row.get("label", row.get("predictionstring", "").strip().split(" ")[0])
         yield Line(above + number, name, label.strip())
 
 
@@ -202,7 +203,7 @@ def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> d
         raise UserError(
             f"{shown(table.origin)} leaves {len(missing)} of {len(image_ids)} images without a "
             f"label: {some(missing)}; its {len(table.named)} names are {some([*table.named])}. "
-            "Expected a line for each, with its path in the folder or zip: add lines."
+            "Expected a line for each, with its path in the folder or zip, ending included."
         )
     return found
 
@@ -236,7 +237,10 @@ def _in_order(table: LabelTable, image_ids: Sequence[str]) -> dict[str, int]:
 # ------------------------------------------------------------------------------------------------
 # Which of the sources there is.
 
-_FLAT_LABEL_FILES = ("val.txt", "LOC_val_solution.csv", "*synset_labels.txt")
+_FLAT_LABEL_FILES = (
+    *("val.txt", "LOC_val_solution.csv", "*synset_labels.txt"),
+    "ILSVRC2012_validation_ground_truth.txt",
+)
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 

@@ -7,9 +7,9 @@ it.
          "attacks/equations/span.py": "c1…", …,        whatever it imports within attacks/
          "mjp_privacy/client/defenses/published.py": "4d…", …}
 
-Sources are read, never imported; comments and the way lines are broken do not count. Imports are
-followed within `attacks` and `client/defenses`, and within the package of an attack or defence that
-stands elsewhere; models, client and metrics are left out, because every cell has them in common.
+Sources are read, never imported. Imports are followed within `attacks` and `client/defenses`, and
+within the package of an attack or defence that stands elsewhere; models, client and metrics are
+left out, because every cell has them in common.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import ast
 import hashlib
 import json
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ ATTACK_HOME = "attacks"
 DEFENSE_HOME = "mjp_privacy.client.defenses"
 NO_SOURCE = "no source"
 """In place of the digest of a module that has no file, such as a notebook's."""
+VARYING = re.compile(r"(, )?\b\w+=(\[\]|Load\(\)|None)|, kind='u'")
+"""What `ast.dump` writes in some versions of Python and not in others, or what changes nothing."""
 PACKAGES = ("mjp-privacy", "torch", "timm", "breaching", "lpips", "scikit-image", "numpy", "pillow")
 
 Stale = Literal["ask", "fresh", "keep"]
@@ -82,7 +85,7 @@ class _Module(NamedTuple):
                 above = package[: len(package) + 1 - node.level] if node.level else []
                 module = [node.module] if node.module else []
                 imports += (".".join([*above, *module, alias.name]) for alias in node.names)
-        return cls(shown, _sha256(ast.unparse(tree)), imports)
+        return cls(shown, _sha256(normal_form(tree)), imports)
 
 
 _READ: dict[str, tuple[object, _Module]] = {}
@@ -162,6 +165,26 @@ class SourceReader:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def normal_form(tree: ast.AST) -> str:
+    """A source as a text that is the same for sources that do the same: comments, docstrings and
+    the way lines are broken do not count, and Python 3.10 to 3.13 agree.
+
+    normal_form(ast.parse("a = 1  # one")) == normal_form(ast.parse("a=1"))
+    """
+
+    def does_nothing(statement: object) -> bool:
+        alone = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        return alone or isinstance(statement, ast.Pass)
+
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            if isinstance(statements := getattr(node, name, None), list):
+                setattr(node, name, [s for s in statements if not does_nothing(s)])
+        if isinstance(node, ast.JoinedStr):
+            node.values = [v for v in node.values if getattr(v, "value", v) != ""]
+    return VARYING.sub("", ast.dump(tree)).replace("(, ", "(")
 
 
 # results of other code ----------------------------------------------------------------------------

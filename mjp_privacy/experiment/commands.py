@@ -27,7 +27,7 @@ from mjp_privacy.experiment.config import (
 )
 from mjp_privacy.experiment.engines.options import AUTO, EngineConfig, engine_config
 from mjp_privacy.experiment.overrides import (
-    check_reached,
+    unreached,
     with_only,
     with_published_attacks,
     with_weights,
@@ -142,7 +142,8 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
     if arguments.published_only:
         experiment = with_published_attacks(experiment)
     if arguments.uploads is None:
-        check_reached(configured, experiment)
+        for note in unreached(configured, experiment):
+            print(note, file=sys.stderr)
     summary = _run(arguments, experiment, engine)
     of = f"{counted(summary.images, 'image')} in {counted(summary.cells, 'cell')}"
     print(f"{of}: {summary.out}")

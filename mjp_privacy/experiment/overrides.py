@@ -180,9 +180,13 @@ def with_model_fields(experiment: Experiment, fields: Mapping[str, Any]) -> Expe
     return dataclasses.replace(experiment, models=models)
 
 
-def check_reached(before: Experiment, changed: Experiment) -> None:
-    """Raise for a field that the command line changed, such as `client.batch`, where every entry of
-    the grid sets its own value: nobody shall take a figure of batch 1 for one of batch 4."""
+def unreached(before: Experiment, changed: Experiment) -> list[str]:
+    """A note for each field that the command line changed, such as `client.batch`, and that some
+    entries of the grid do not take because they set their own value: nobody shall take a figure of
+    batch 1 for one of batch 4. Raises where no entry takes it.
+
+    unreached(load_experiment("batches"), experiment with other fields of its own)
+    """
     known: dict[str, tuple[Any, Any, list[Any]]] = {
         "dtypes": (before.dtypes, changed.dtypes, [entry.dtypes for entry in changed.grid])
     }
@@ -190,14 +194,23 @@ def check_reached(before: Experiment, changed: Experiment) -> None:
         own = [(entry.client or {}).get(name) for entry in changed.grid]
         old, new = getattr(before.client, name), getattr(changed.client, name)
         known[f"client.{name}"] = old, new, [tuple(v) if isinstance(v, list) else v for v in own]
+    notes = []
     for name, (old, new, own) in known.items():
-        if old != new and own and all(value not in (None, new) for value in own):
-            listed = plain(", ".join(dict.fromkeys(str(v) if v != () else "none" for v in own)))
+        values = [value for value in own if value not in (None, new)]
+        if old == new or not values:
+            continue
+        listed = plain(", ".join(dict.fromkeys(str(v) if v != () else "none" for v in values)))
+        if len(values) == len(own):
             raise UserError(
                 f"--{name} would change nothing: expected an entry in the grid of {changed.name} "
                 f"without its own {name}, but they say {listed}. Leave the option out, or change "
                 "a copy of the config."
             )
+        notes.append(
+            f"note: --{name} does not reach {len(values)} of the grid's {len(own)} entries, which "
+            f"say {listed}"
+        )
+    return notes
 
 
 # conditions ---------------------------------------------------------------------------------------

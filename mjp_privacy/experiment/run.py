@@ -19,8 +19,9 @@ import torch
 
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.core.files import lock
-from mjp_privacy.core.machine import one_thread
+from mjp_privacy.core.machine import one_thread, out_of_memory
 from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.stop import interrupted
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.data import open_images
 from mjp_privacy.data.images import keep_apart
@@ -205,7 +206,7 @@ class Run:
             write_experiment(self.root, file, job.experiment, job.made_with)
             self.listed = self._listed(stored)
             self.store.write_cells(list(self.listed.values()))
-            engine, remark = settled(self.engine, self.plan, source, job.device)
+            engine, remark = settled(self.engine, self.plan, self._largest_model(), job.device)
             with Progress("attack", self.plan.units, "images", self.root / LOG) as self.progress:
                 self._say_start(damaged, absent, engine, remark)
                 if known.lost:
@@ -355,17 +356,36 @@ class Run:
             )
         for line in filter(None, (remark, *self.remarks)):
             say(line)
+        for model, reason in self.unopened.items():
+            say(f"{model}: FAILED. {reason}")
+
+    def _largest_model(self) -> int:
+        """The bytes of the largest model's weights, as far as the headers of their files tell; the
+        models that cannot be opened are kept, with the reason."""
+        largest, self.unopened = 0, dict[str, str]()
+        for model in self.plan.blocks:
+            try:
+                parameters = self.source.outline(model).parameters()
+                largest = max(largest, sum(p.numel() * p.element_size() for p in parameters))
+            except UserError as error:
+                self.unopened[model] = str(error)
+            except Exception as error:  # it is opened again in the run, which tells what it is
+                if interrupted() or out_of_memory(error):
+                    raise
+        return largest
 
     # while the work goes on ---------------------------------------------------------------------
 
     def _note_model(self, opened: OpenModel) -> None:
         """List the cells of a model that was opened, or could not be, and say so."""
+        self._say_replaced(opened)
         self.facts |= opened.facts
         for facts in opened.facts.values():
             self.listed[str(facts.cell_key)] = dict(facts.columns)
         self.store.write_cells(list(self.listed.values()))
         if opened.uploads is None:
-            self._say(f"{opened.name}: FAILED. {opened.reason}", opened.trace)
+            if self.unopened.get(opened.name) != opened.reason:
+                self._say(f"{opened.name}: FAILED. {opened.reason}", opened.trace)
             return
         report = opened.uploads.model.card.checkpoint
         notes = "; ".join(report.notes) or "complete"
@@ -380,6 +400,25 @@ class Run:
             unexpected=report.unexpected,
             beside=report.beside,
         )
+
+    def _say_replaced(self, opened: OpenModel) -> None:
+        """Say which finished cells leave the tables, because their lines are this model's now,
+        another one under the same name; their rows stay on disk, under their run_ids."""
+        lost = []
+        for facts in opened.facts.values():
+            before = self.listed.get(str(facts.cell_key), {})
+            run_id = str(before.get("run_id"))
+            others = before.get("status") == "ok" and run_id != facts.run_id
+            if others and self.store.files(run_id):
+                lost.append(f"{facts.attack} ({facts.setting})")
+        if lost:
+            self.progress.say(
+                f"{opened.name}: {len(lost)} finished cell(s) of {self.root} leave its tables, "
+                "because this run has another model, other labels or other options under the same "
+                f"name: {first_of(list(dict.fromkeys(lost)), PLACES)}. Their rows stay, and the "
+                "command that made them shows them again. To have both, give this run an --out of "
+                "its own"
+            )
 
     def _note(self, news: News) -> None:
         """Show and count what is told of a block."""

@@ -116,7 +116,7 @@ def attack_gradients(
         given = next(iter(getattr(images, "shape", ())), 0)
         # several uploads of batches need not hold the same pictures: as many as were given
         fewer = len(view.updates) > 1 and size > 1 and 0 < given <= len(view.updates) * size
-        of = view.pixels.size, len(view.pixels.mean)
+        of = view.pixels.size, len(view.pixels.mean), view.model.whole_size
         private = read_images(images, int(given) if fewer else size, *of)
     may_skip = isinstance(attacks, str) and attacks == "all" and not exhaustive
     chosen = _chosen(attacks, len(view.updates))
@@ -155,8 +155,9 @@ def attack_gradients(
     none = torch.zeros(1)
     if late := [name for name, made in results.items() if made.diagnostics.get(OVER, none).any()]:
         notes.append(f"{', '.join(late)} ended after seconds={seconds:g}: more may find more")
-    for why in dict.fromkeys(made.uncompared for made in results.values() if made.uncompared):
-        lacking = [name for name, made in results.items() if made.uncompared == why]
+    bare = {name: made.uncompared for name, made in results.items() if made.residuals is None}
+    for why in dict.fromkeys(filter(None, bare.values())):
+        lacking = [name for name, lacks in bare.items() if lacks == why]
         notes.append(f"no residual of {', '.join(lacking)}: {why}")
     floor = None
     if private is not None:
@@ -253,7 +254,7 @@ def _asked(name: str, attack: Attack, view: AttackerView) -> AttackerView | str:
 
 
 def joined(view: AttackerView) -> AttackerView | Refusal:
-    """The view of R uploads of n steps as one of R n steps, or why they hold no patch system.
+    """The view of R uploads as one of R steps, or why they hold no patch system.
 
     Several uploads of batches may hold other pictures each, and what they share is for the attack
     to find out: every upload's pictures get places of their own. What does not depend on the
@@ -386,8 +387,12 @@ def scored(made: Reconstructed, private: Tensor, batch: int = 1) -> Reconstructe
         return made
     private = private[: len(made.images)]
     places = list(range(len(private)))
-    if batch > 1 or len(made.images) > len(private):
+    if len(made.images) > len(private):  # uploads that need not hold the same pictures
         places = assigned(made.images, private).tolist()
+    elif batch > 1:
+        steps = [slice(at, at + batch) for at in range(0, len(private), batch)]
+        own = [assigned(made.images[step], private[step]) + step.start for step in steps]
+        places = torch.cat(own).tolist()
     usable = [at for at, place in enumerate(places) if place not in made.reasons]
     images, originals = made.images[[places[at] for at in usable]], private[usable]
     names = dict.fromkeys(METRICS[key].name for key in METRICS)

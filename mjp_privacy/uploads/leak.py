@@ -134,8 +134,9 @@ class Reconstructed:
         return {"attack": self.attack, **told, "seconds": f"{self.seconds:.2f}"}
 
     def __repr__(self) -> str:
+        told = [f"{name} {value}" for name, value in list(self.facts().items())[1:]]
         made = "no picture" if self.images is None else f"images {tuple(self.images.shape)}"
-        return ", ".join([made, *(f"{name} {told}" for name, told in self.facts().items())])
+        return f"{self.attack}: {', '.join([made, *told])}"
 
 
 # what the checks say, in words -----------------------------------------------------------------

@@ -160,6 +160,8 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
         if tensor.shape != own[name].shape:
             expected = f"{name} of the shape {tuple(own[name].shape)}"
             do = "Check that model and gradients are of the same architecture."
+            if tensor.shape[1:] == own[name].shape:
+                do = "Give several uploads as a list."
             raise refusal("gradients", expected, f"{tuple(tensor.shape)}", do)
         if count := int((~tensor.isfinite()).sum()):
             got = f"{count} NaN or infinite one(s) of {tensor.numel()} in {name}"
@@ -291,9 +293,16 @@ def read_labels(labels: Labels, images: int = 0, classes: int = 0) -> Tensor:
     return given.long()
 
 
-def read_images(images: Any, count: int, size: Size, channels: int) -> Tensor:
-    """(m, C, H, W) float64 in [0, 1] from a tensor or array, one picture or several."""
+def read_images(
+    images: Any, count: int, size: Size, channels: int, whole: Size | None = None
+) -> Tensor:
+    """(m, C, H, W) float64 in [0, 1] from a tensor or array, one picture or several.
+
+    whole  the size of pictures of which the network embeds `size` alone
+    """
     tensor, expected = as_tensor(images), (count, channels, *height_width(size))
+    if tensor is not None and whole and tuple(tensor.shape[-2:]) == height_width(whole):
+        tensor = tensor[..., : expected[2], : expected[3]]
     got = said(images) if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"
     pixels = torch.empty(0)
     if tensor is not None and tensor.dtype in (*FLOATS, torch.uint8):

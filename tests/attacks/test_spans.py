@@ -46,7 +46,8 @@ from attacks.prior.gaussian import (
 from mjp_privacy import attack_gradients
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
-from mjp_privacy.data import Preprocessing, made
+from mjp_privacy.data import Preprocessing
+from mjp_privacy.data.images import data_folder
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.jigsaw import to_patches
@@ -443,7 +444,7 @@ def patches_of(kind: str) -> Tensor:
     """(144, 192) in [0, 1] of one of scikit-image's pictures with flat regions: an X-ray phantom, a
     photograph out of focus in its upper half, or one between two black bars."""
     name = {"drawing": "phantom", "half blurred": "chelsea", "letterboxed": "coffee"}[kind]
-    source = Image.open(made.data_folder() / f"{name}.png").convert("RGB")
+    source = Image.open(data_folder() / f"{name}.png").convert("RGB")
     square = Image.new("RGB", (224, 224))
     if kind == "drawing":
         source.thumbnail(square.size, Image.Resampling.BICUBIC)

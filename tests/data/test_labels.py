@@ -215,6 +215,9 @@ def test_label_files_are_found_for_flat_val_alone_and_fit_a_part_of_it(
     assert source_of(val) == "none"
     write(flat / "val.txt", "notes 1\n")
     assert source_of(flat) == "none"
+    devkit = write(val / "ILSVRC2012_validation_ground_truth.txt", "490\n361\n171\n822\n")
+    assert "val.txt" in error_of(val)  # its numbers are in another order
+    devkit.unlink()
     (val / FLAT_VAL[1]).unlink()
     lines = [SYNSETS[0], SYNSETS[0], SYNSETS[1], SYNSETS[2]] + [SYNSETS[0]] * 49_996
     write(val / "synset_labels.txt", "\n".join(lines))

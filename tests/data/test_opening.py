@@ -66,6 +66,7 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
 
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (os.mkfifo, "a named pipe"),
+    "empty folder": (lambda path: path.mkdir(), "a folder"),
     "link to nothing": (lambda path: path.symlink_to("nowhere"), "cannot be read"),
     "link to itself": (lambda path: path.symlink_to(path), "cannot be read"),
     "endless device": (lambda path: path.symlink_to("/dev/zero"), "a device"),

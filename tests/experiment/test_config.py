@@ -33,6 +33,7 @@ from mjp_privacy.experiment.config import (
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.overrides import (
     decided,
+    unreached,
     with_gamma,
     with_only,
     with_published_attacks,
@@ -329,7 +330,15 @@ def test_weights_for_all_by_name_and_both(weights: list[str], made: Any) -> None
     assert all(name in str(caught.value) for name in made), caught.value
 
 
-def test_an_option_that_no_entry_takes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_that_entries_do_not_take_is_told_and_refused_where_none_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plain = {"models": ["plain"], "settings": ["a"]}
+    own = [plain | {"client": {"batch": 2}}, plain | {"client": {"batch": 10, "dal": True}}]
+    before = load_experiment(small(grid=[plain, *own]))
+    given = replace(before, client=replace(before.client, batch=4))
+    (note,) = unreached(before, given)
+    assert all(words in note for words in ("--client.batch", "2 of", "3 entries", "2, 10"))
     assert main(["attack", "batch_matching", "--client.batch", "8"]) == 2
     assert "--client.batch" in capsys.readouterr().err
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,12 @@ from attacks import ATTACKS
 from mjp_privacy.client.defenses.registry import DEFENSES, defense_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.experiment.code import SourceReader, differences
+from mjp_privacy.experiment.code import SourceReader, differences, normal_form
+from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from tests.helpers.runs import attack, cell, one_cell, said, same_results, tensors, values, written
+from tests.helpers.uploads import edit, edit_all
 
 # attacks and defences whose files a test edits -------------------------------------------------
 
@@ -135,12 +141,8 @@ def bench_run(bench: Workbench, images: Path, tmp_path: Path) -> Path:
 def test_every_changed_added_and_removed_file_is_named(
     bench: Workbench, bench_run: Path, images: Path, tmp_path: Path
 ) -> None:
-    """Two imports away from the attack; a defence's file stops every cell of its clients. Comments
-    and broken lines do not count."""
+    """Two imports away from the attack; a defence's file stops every cell of its clients."""
     attack(images, tmp_path / "defended", DEFENDED)
-    bench.edit("levels", "= 0.5", "= (\n    0.5\n)  # half")
-    assert attack(images, bench_run, TWO).of_other_code == 0
-    bench.edit("levels", "= (\n    0.5\n)  # half", "= 0.5")
     bench.edit("levels", "0.5", "0.25")
     assert "workbench/levels.py changed" in refusal(images, bench_run)
     bench.edit("light", "", "LEVEL = 0.75\n")
@@ -153,6 +155,24 @@ def test_every_changed_added_and_removed_file_is_named(
     told = refusal(images, tmp_path / "defended", DEFENDED)
     assert "2 of 2 cells" in told
     assert "workbench/dimmed.py changed" in told
+
+
+def test_attacks_on_recorded_uploads_stop_too(
+    bench: Workbench, folder: Path, tmp_path: Path
+) -> None:
+    """Before anything is taken from the folder, as rows of refused uploads are."""
+    edit_all(folder, series=None)
+    edit(folder, gamma=2)
+    experiment = load_experiment({"name": "named", "attacks": [{"name": "tone"}]})
+    again = partial(attack_uploads, experiment, folder, tmp_path / "run", device="cpu")
+    again()
+    before = written(tmp_path / "run")
+    bench.edit("levels", "0.5", "0.25")
+    with pytest.raises(UserError, match=r"workbench/levels\.py changed"):
+        again()
+    assert written(tmp_path / "run") == before
+    assert again(stale="keep").of_other_code == 2
+    assert again(stale="fresh").of_other_code == 0
 
 
 def test_a_killed_fresh_run_goes_on(
@@ -206,6 +226,52 @@ def test_a_grown_run_that_keeps_says_for_each_image_which_code_made_it(
     after = values(out, attack="tone")
     pd.testing.assert_series_equal(after[before.index], before, check_exact=True)
     assert levels(out) == {name: 0.5 if name in old else 0.25 for name in now}
+
+
+# the normal form ----------------------------------------------------------------------------------
+
+
+SAMPLE = '''
+from __future__ import annotations
+import a.b as c
+from . import d
+from ..e import (f, g as h,)
+@c.wraps(d)
+async def one(p, /, q: int = 1, *r, s=2.5, **t) -> "text":
+    """Left out."""
+    global k
+    async with p as (u, v), q: await p[1:, ..., r]
+    return [w async for w in r if not w] or {**t, 1: -2j, **q} and (x := lambda y, *, z=None: y)
+class Two(d, metaclass=c):
+    field: int = 0x10
+    "left out too"
+    def empty(self): pass
+    def f_strings(self):
+        return f"a{self!r:>{self.n}}b" "c" f'{self=}{{}}' + rb"\\x00" + "\\N{BULLET}"
+match c:
+    case {"k": [1, *_], **rest} | Two(field=None) if rest: del c[0], rest
+    case _: raise KeyError from None
+try:
+    x = yield_ = 10_000 if a < b <= c is not None else a @ b // ~c
+except (OSError, ValueError) as error: x += 1; assert x, "why"
+else: print(*x, sep="")
+finally:
+    for i, (j, *k) in x:
+        while True: break
+        else: continue
+'''
+
+
+def test_the_normal_form_is_the_same_in_every_python() -> None:
+    """The digest that Python 3.10, 3.11, 3.12 and 3.13 give; what does nothing does not count."""
+    form = normal_form(ast.parse(SAMPLE))
+    assert hashlib.sha256(form.encode()).hexdigest()[:16] == "233f06ef04126d32"
+    for one, same in (
+        ("a = 'x' 'y'", '# why\na = u"xy"  # one\n\n'),
+        ("def f():\n return 1", 'def f():\n    """One.\n\n    Two."""\n    return 1'),
+        ("def f(): pass", 'def f():\n    "text"'),
+    ):
+        assert normal_form(ast.parse(one)) == normal_form(ast.parse(same))
 
 
 # which files --------------------------------------------------------------------------------------

@@ -216,6 +216,23 @@ def test_runs_have_a_folder_by_their_weights_and_what_is_made_of_them(place: Pat
     assert len(others | {run_folder(own, [one], gamma=0.5)}) == 4
 
 
+def test_cells_that_another_checkpoint_replaces_are_said(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = (weights(place / n / "mine.safetensors", seed=ord(n)) for n in "ab")
+    said_of_first = "2 finished cell"
+    assert said_of_first not in command(capsys, weights=one)[1]
+    [sha] = {entry["checkpoint_sha"] for entry in cells(Path("out"))}
+    told = command(capsys, weights=two)[1]
+    assert all(words in told for words in (said_of_first, "grey (a)", "patch_gradient (a)"))
+    assert sha not in {entry["checkpoint_sha"] for entry in cells(Path("out"))}
+    before = written(Path("out"))
+    assert said_of_first not in command(capsys, weights=two)[1]
+    command(capsys, weights=one)
+    assert written(Path("out")) == before  # the rows were there
+    assert {entry["checkpoint_sha"] for entry in cells(Path("out"))} == {sha}
+
+
 @pytest.mark.parametrize("how", ["gone", "flipped"])
 def test_no_figure_of_another_model_is_shown_where_the_list_of_cells_is_lost(
     place: Path, capsys: pytest.CaptureFixture[str], how: str

@@ -247,6 +247,23 @@ def test_an_attack_that_ran_alone_is_compared_once_another_competes(
     assert "nothing to do" in said(tmp_path / "grown")
 
 
+@pytest.mark.parametrize(
+    ("attacks", "asked", "having"),
+    [
+        ([LOCAL, APRIL, GREY], [], set()),  # APRIL's client has another block 0
+        ([LOCAL, SPAN, APRIL, GREY], [], {"patch_gradient", "masked_span"}),
+        ([APRIL, GREY], ["residual"], {"april"}),
+    ],
+)
+def test_the_residual_is_computed_where_it_decides_or_is_asked_for(
+    three: Path, tmp_path: Path, attacks: list[Any], asked: list[str], having: set[str]
+) -> None:
+    config = one_cell(attacks=attacks, diagnostics=asked, dtypes=["float64"])
+    attack(three, tmp_path, config, limit=1)
+    found = rows(tmp_path)
+    assert {*found[found["metric"] == "gradient_residual"]["attack"]} == having
+
+
 # patches put back; masks and regions are golden rows, residuals are asked in tests/uploads --------
 
 

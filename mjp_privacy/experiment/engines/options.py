@@ -39,13 +39,11 @@ from mjp_privacy.core.schema import (
     parse,
     schema,
 )
-from mjp_privacy.core.stop import interrupted
 from mjp_privacy.core.text import shown
 
 if TYPE_CHECKING:
     import torch
 
-    from mjp_privacy.experiment.source import UploadSource
     from mjp_privacy.experiment.work import Plan
 
 SUMMARIES: Mapping[str, str] = {
@@ -206,10 +204,13 @@ def devices(name: str, engine: EngineConfig) -> tuple[torch.device, torch.device
 
 
 def settled(
-    config: EngineConfig, plan: Plan, source: UploadSource, device: str
+    config: EngineConfig, plan: Plan, largest: int, device: str
 ) -> tuple[EngineConfig, str]:
     """The engine that `auto` stands for, and what is said of it: a worker for each core or GPU, as
-    far as there is work and memory for them; this process where that is one."""
+    far as there is work and memory for them; this process where that is one.
+
+    largest  the bytes of the largest model's weights
+    """
     import torch
 
     if config.kind not in ("auto", "local"):
@@ -220,15 +221,7 @@ def settled(
     number, remark = min(wanted, max(1, tasks)), ""
     free = free_bytes(torch.device("cpu"))
     if config.workers is None and free is not None and not on_gpu:
-        sizes = [0]
-        for name in plan.blocks:
-            try:
-                parameters = source.outline(name).parameters()
-                sizes.append(sum(p.numel() * p.element_size() for p in parameters))
-            except Exception:  # it will not be opened, and the run says why
-                if interrupted():
-                    raise
-        each = OF_A_WORKER + COPIES * max(sizes)
+        each = OF_A_WORKER + COPIES * largest
         if (fit := max(1, free // each)) < number:
             remark = (
                 f"memory holds {fit} of {number} workers ({free / 2**30:.1f} GiB free, about "
