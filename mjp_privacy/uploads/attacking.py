@@ -107,6 +107,7 @@ def attack_gradients(
     """
     if not seconds > 0:
         raise UserError(f"seconds={seconds}: expected a positive number.")
+    started = time.perf_counter()
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     view = uploads.view()
@@ -173,6 +174,7 @@ def attack_gradients(
         tuple(notes),
         size,
         skipped,
+        time.perf_counter() - started,
         _moved(results, view),
         view.model.other_size,
     )

@@ -271,6 +271,7 @@ class Leak:
     notes: tuple[str, ...] = ()  # what weakens these results or may be mistaken in the call
     batch: int = 1  # images in a step; the order of those of a batch means nothing
     skipped: Mapping[str, str] = field(default_factory=dict)  # {attack: why it was not run}
+    seconds: float = 0.0  # that the call took, with reading, checks and scores
     moved: int = 0
     """How many patches of the certain picture putting it in order would move, where their borders
     say that the client shuffled; else 0."""
@@ -394,6 +395,8 @@ class Leak:
         for made in self:
             if made.images is None and made.mask is not None:
                 lines.append(f"{made.attack:22} names {int(made.mask.sum())} masked positions")
+        of_attacks = sum(made.seconds for made in self)
+        lines.append(f"{self.seconds:.1f} s, of which attacks took {of_attacks:.1f}")
         by_reason: dict[str, list[str]] = {}
         for name, why in {**self.refused, **self.skipped}.items():
             by_reason.setdefault(why, []).append(name)

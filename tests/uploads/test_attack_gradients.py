@@ -89,6 +89,7 @@ def test_every_attack_has_a_result_or_a_reason(model: LoadedModel, gradients: Gr
     assert {"april", "multi_round", "pixel_lattice"} <= leak.refused.keys()
     assert {"token_span", "inverting_gradients"} <= leak.skipped.keys()
     assert all(name in str(leak) for name in leak.skipped)
+    assert sum(made.seconds for made in leak) <= leak.seconds
     assert leak["mask_locator"].images is None
     for attack in ("mask_locator", "april", "inverting_gradients", "maskedspan"):
         with pytest.raises(UserError, match=attack.replace("maskedspan", "mean masked_span")):
