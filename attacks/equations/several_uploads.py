@@ -169,11 +169,19 @@ def _rank(strengths: Tensor, nothing: float = NOTHING) -> int:
 
 
 def _in_their_span(systems: Sequence[PatchSystem], index: int) -> _Uploads:
-    """The uploads of the picture at `index`. Directions below the noise, which singular values
-    beyond the N-th show, or below rounding are left out."""
+    """The uploads of the picture at `index`, each divided by its G's norm: a model that has learned
+    the picture sends ten thousand times less, which would count as noise beside the others.
+    Directions below the noise, which singular values beyond the N-th show, or below rounding are
+    left out."""
     total = torch.stack([system.total[index] for system in systems])
-    rows = torch.stack([system.rows[index] for system in systems])
-    sums = [system.hidden_sum[index] for system in systems if system.hidden_sum is not None]
+    scales = total.norm(dim=(1, 2)).clamp_min(TINY)
+    total = total / scales[:, None, None]
+    rows = torch.stack([system.rows[index] for system in systems]) / scales[:, None, None]
+    sums = [
+        system.hidden_sum[index] / scale
+        for system, scale in zip(systems, scales, strict=True)
+        if system.hidden_sum is not None
+    ]
     patches = rows.shape[1]
     values, basis = torch.linalg.svd(total.flatten(0, 1), full_matrices=False)[1:]
     rounding = torch.finfo(values.dtype).eps * max(total.flatten(0, 1).shape) * float(values[0])
