@@ -164,6 +164,21 @@ def test_uploads_of_more_patches_than_a_row_has_numbers_determine_them_together(
             assert wrong.narrowed(guess, exact, 1) is None
 
 
+def test_uploads_of_much_smaller_gradients_count_as_much() -> None:
+    """As of a model that has learned the picture, with errors as float32 has them; each upload
+    alone is badly conditioned."""
+    x, systems = draw(N, P, seed=0), []
+    strengths = torch.logspace(0, -3, NARROW, dtype=torch.float64)
+    for seed, places in enumerate(FEW_UPLOADS, 1):
+        one = system(x, places, seed, rows=strengths * draw(N, NARROW, seed=seed))
+        error = 1e-7 * one.total.square().mean().sqrt() * draw(NARROW, P, seed=50 + seed)
+        scale = 1.0 if seed == 1 else 1e-5
+        systems.append(replace(one, rows=scale * one.rows, total=scale * (one.total + error)))
+    found = several_uploads(systems, 0).knowledge
+    assert not len(found.basis)
+    assert torch.allclose(found.known, x, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("summed", [True, False])
 def test_equal_patches_of_more_patches_than_a_row_has_numbers(summed: bool) -> None:
     """Their rows cannot be told apart. Where an upload shows both that does not matter, and where
