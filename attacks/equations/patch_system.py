@@ -232,7 +232,10 @@ def lacks_positions(model: MJPVisionTransformer) -> Refusal | None:
     """Why there is no gradient of the position table, or None."""
     if model.pos_embed is not None:
         return None
-    text = "the model has no table of positions that is learned and added to its patches row by row"
+    text = (
+        "the model has no table of positions that is learned and added to the patches as its patch "
+        "embedding gives them, row by row and without a norm between"
+    )
     return Refusal("positions", text)
 
 
