@@ -155,9 +155,10 @@ AS_DECLARED = (
 NOT_ASSUMED = (
     "one of these is not as assumed: the loss (plain cross entropy; dropout, label smoothing and "
     "mixup change it), labels, sign, scale (lr, loss scale), optimizer, weights (several steps "
-    "move them), batch, one picture in all uploads, mean and std, the pictures' size (`img_size=`), a defence's error "
-    "(`kind=`, `noise=`, `rounding=`, `defenses=` and the like declare them; noise leaves a part, "
-    "too, and more of a picture that was solved from noisy equations)"
+    "move them), batch, one picture in all uploads, mean and std, the pictures' size "
+    "(`img_size=`), a defence's error (`kind=`, `noise=`, `rounding=`, `defenses=` and the like "
+    "declare them; noise leaves a part, too, and more of a picture that was solved from noisy "
+    "equations)"
 )
 
 
