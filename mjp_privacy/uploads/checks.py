@@ -46,6 +46,7 @@ from attacks.equations.patch_system import (
     patch_system,
     to_unit_range,
 )
+from attacks.equations.several_uploads import several_uploads
 from attacks.equations.span import combine, upload_span
 from attacks.step import BREAKDOWN
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
@@ -60,6 +61,7 @@ MISNORMALISED = "another_normalisation"
 RANDOM = 0.2  # mean distance to a whole grey level, in levels; .25 of numbers that are no levels
 LEVELS = 0.1  # and below it pixels are 8-bit levels
 ON_A_GRID = 0.9  # of `levels_apart`, from which pixels are 8-bit levels
+MEETS = 1e-4  # share of their G that patches leave of several uploads which they explain together
 SAME_PIXELS = 0.02  # root mean square between two pictures' pixels that count as the same
 FACTORS, PIXELS_TRIED = (0.1, 1000.0), 200
 """Of contrast that are looked through, and on how many pixels. Darkest and lightest pixel of a
@@ -119,11 +121,11 @@ def fed_pixels(view: AttackerView) -> Tensor | None:
     uploads determine every patch and do not contradict themselves; else None."""
     if lacks_gradients(view, TABLE, PATCH) or any(u.batch > 1 or u.steps > 1 for u in view.updates):
         return None
-    if view.model.patch_embed.num_patches >= view.model.embed_dim:
-        return None
     for update in view.updates:  # noise, rounding and halves would move the pixels
         if any(bool((error_of(update, name) > 0).any()) for name in (TABLE, PATCH)):
             return None
+    if view.model.patch_embed.num_patches >= view.model.embed_dim:
+        return _fed_to_several(view) if len(view.updates) > 1 else None
     spans = [upload_span(patch_system(view, update), 0) for update in view.updates]
     combined = combine(spans)
     if len(combined.basis):
@@ -132,6 +134,19 @@ def fed_pixels(view: AttackerView) -> Tensor | None:
     if not bool(are_met.all()):
         return None  # an error that nobody declared moves the pixels, too
     return to_images(combined.known, view.model.grid, view.model.patch_size)
+
+
+def _fed_to_several(view: AttackerView) -> Tensor | None:
+    """The same where patches outnumber the width, of uploads that determine them together."""
+    found = several_uploads([patch_system(view, update) for update in view.updates], 0)
+    patches, uploads = found.knowledge.known, found.uploads
+    whole = ~uploads.hidden.any(1)  # the uploads of which all rows are known
+    if len(found.knowledge.basis) or not bool(whole.any()):
+        return None
+    total = uploads.total[whole]
+    if float((total - uploads.rows[whole].mT @ patches).norm() / total.norm()) > MEETS:
+        return None
+    return to_images(patches, view.model.grid, view.model.patch_size)
 
 
 def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> str:

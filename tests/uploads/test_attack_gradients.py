@@ -151,6 +151,17 @@ def test_several_uploads_may_come_from_several_models(
         attack_gradients([model, later], gradients)
 
 
+@pytest.mark.parametrize("mean", [0.5, 0.4])
+def test_several_uploads_of_more_patches_than_the_width_tell_the_normalisation(mean: float) -> None:
+    narrow: dict[str, Any] = {"embed_dim": 48, "num_heads": 3, "std": 0.5}
+    image = (planted_images(1) * 255).round() / 255
+    client = planted_model(**narrow, mean=0.5)
+    sent = [gradient_of(client, image, torch.tensor([label])) for label in range(3)]
+    told = planted_model(**narrow, mean=mean)
+    best = attack_gradients(told, sent, attacks={"multi_round": STATIONARY}).best
+    assert ("mean 0.5" in str(best.doubts)) == (mean != 0.5)
+
+
 # what is not known --------------------------------------------------------------------------------
 
 
