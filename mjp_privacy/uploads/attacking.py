@@ -39,7 +39,13 @@ from mjp_privacy.metrics.scores import METRICS, score
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
-from mjp_privacy.uploads.checks import Doubt, judged, normalisation_doubts, shuffled_patches
+from mjp_privacy.uploads.checks import (
+    Doubt,
+    different_pictures,
+    judged,
+    normalisation_doubts,
+    shuffled_patches,
+)
 from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
 from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
@@ -147,7 +153,7 @@ def attack_gradients(
             if private is not None:
                 made = scored(made, private, size)
             results[name] = replace(made, seconds=time.perf_counter() - began)
-    notes = list(uploads.notes)
+    notes = [*uploads.notes, *filter(None, [different_pictures(view)])]
     if size > 1 and any(not {"batches", "steps"} & traits_of(name) for name in results):
         notes.append(
             f"batch {size}: closed forms that are not made for batches return mixtures of the "

@@ -35,7 +35,7 @@ from mjp_privacy.models.checkpoint_files import (
 )
 from mjp_privacy.models.loading import RANDOM, outline_model, outline_spec
 from mjp_privacy.models.zoo import spec_by_name
-from mjp_privacy.uploads.checks import declared_wrongly, fed_pixels
+from mjp_privacy.uploads.checks import declared_wrongly, different_pictures, fed_pixels
 from mjp_privacy.uploads.folder import Group, examine, group_uploads, one_line
 from mjp_privacy.uploads.memory import UNKNOWN_LABEL, answer_of, labels_of, stacked, view_of
 from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload
@@ -77,7 +77,10 @@ def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
         return
     yield from _classifier(group, model)
     for series in group.series[:TRIED]:
-        fed = fed_pixels(seen(series.uploads, model))
+        view = seen(series.uploads, model)
+        if differ := different_pictures(view):
+            yield f"{series.first.name}: {differ}"
+        fed = fed_pixels(view)
         if fed is not None and (wrong := declared_wrongly(fed, header.mean, header.std)):
             yield f"{series.first.name}: {wrong} (the header's `mean` and `std`)"
             return

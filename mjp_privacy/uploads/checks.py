@@ -56,6 +56,44 @@ from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 MISNORMALISED = "another_normalisation"
 """Diagnostic of unscored pictures, beside CERTAIN."""
 
+# several uploads ----------------------------------------------------------------------------------
+
+BEYOND = 1e-4
+"""Of the largest singular value, from which one beyond the N-th is more than rounding: of one
+picture it is 1e-7 at most in float32 and 4e-5 in float16, of two or where one is mirrored 5e-4 and
+more."""
+
+
+def different_pictures(view: AttackerView) -> str:
+    """What shows that several uploads of single pictures do not hold the same one, and which upload
+    does not fit if it is one; "" where nothing does. However the patches are shuffled, the patch
+    embedding's gradients of one picture have the rank of its N patches together."""
+    declared = any(bool((error_of(u, PATCH) > 0).any()) for u in view.updates if PATCH in u.grads)
+    single = all(u.batch == u.steps == u.steps_in_all == 1 for u in view.updates)
+    if len(view.updates) < 2 or not single or declared or lacks_gradients(view, PATCH):
+        return ""
+    sent = [gradient(view, update, PATCH)[0].flatten(1) for update in view.updates]
+    squares = [of.mT @ of / of.square().sum() for of in sent]  # p × p, one for each upload
+    patches, rows = view.model.grid.patches, [len(of) for of in sent]
+
+    def fit(chosen: Sequence[int]) -> bool:
+        if min(sum(rows[at] for at in chosen), len(squares[0])) <= patches:
+            return True  # too few rows to tell
+        together = torch.stack([squares[at] for at in chosen]).sum(0)
+        strengths = torch.linalg.eigvalsh(together).clamp_min(0).sqrt()
+        return bool(strengths[-patches - 1] <= BEYOND * strengths[-1])
+
+    places = range(len(sent))
+    if fit(places):
+        return ""
+    others = [at for at in places if fit([place for place in places if place != at])]
+    which = f"without upload {others[0] + 1} of {len(sent)} they do" if len(others) == 1 else ""
+    return (
+        "the uploads do not hold the same picture (another one, mirrored or cropped otherwise), or "
+        f"noise hides it{which and '; '}{which}"
+    )
+
+
 # normalisation ------------------------------------------------------------------------------------
 
 RANDOM = 0.2  # mean distance to a whole grey level, in levels; .25 of numbers that are no levels

@@ -162,6 +162,20 @@ def test_several_uploads_of_more_patches_than_the_width_tell_the_normalisation(m
     assert ("mean 0.5" in str(best.doubts)) == (mean != 0.5)
 
 
+def test_an_upload_of_another_picture_is_named() -> None:
+    model, (one, other) = planted_model(patch_size=8), planted_images(2).split(1)
+    sent = [gradient_of(model, one, torch.tensor([label])) for label in range(4)]
+    chosen: dict[str, Any] = {"attacks": {"multi_round": STATIONARY}}
+    assert not any(
+        "hold the same picture" in note for note in attack_gradients(model, sent, **chosen).notes
+    )
+    sent[2] = gradient_of(model, other, LABEL)
+    (note,) = [
+        n for n in attack_gradients(model, sent, **chosen).notes if "hold the same picture" in n
+    ]
+    assert "without upload 3 of 4" in note
+
+
 # what is not known --------------------------------------------------------------------------------
 
 
