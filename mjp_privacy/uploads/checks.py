@@ -69,7 +69,9 @@ def different_pictures(view: AttackerView) -> str:
     does not fit if it is one; "" where nothing does. However the patches are shuffled, the patch
     embedding's gradients of one picture have the rank of its N patches together."""
     declared = any(bool((error_of(u, PATCH) > 0).any()) for u in view.updates if PATCH in u.grads)
-    single = all(u.batch == u.steps == u.steps_in_all == 1 for u in view.updates)
+    single = all(
+        u.batch == u.steps == u.steps_in_all == 1 and u.optimizer == "sgd" for u in view.updates
+    )
     if len(view.updates) < 2 or not single or declared or lacks_gradients(view, PATCH):
         return ""
     sent = [gradient(view, update, PATCH)[0].flatten(1) for update in view.updates]
@@ -90,7 +92,7 @@ def different_pictures(view: AttackerView) -> str:
     which = f"without upload {others[0] + 1} of {len(sent)} they do" if len(others) == 1 else ""
     return (
         "the uploads do not hold the same picture (another one, mirrored or cropped otherwise), or "
-        f"noise hides it{which and '; '}{which}"
+        f"noise or weight decay that was not declared hides it{which and '; '}{which}"
     )
 
 
