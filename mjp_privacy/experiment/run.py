@@ -206,7 +206,8 @@ class Run:
             write_experiment(self.root, file, job.experiment, job.made_with)
             self.listed = self._listed(stored)
             self.store.write_cells(list(self.listed.values()))
-            engine, remark = settled(self.engine, self.plan, self._largest_model(), job.device)
+            largest, self.unopened = self._outlined()
+            engine, remark = settled(self.engine, self.plan, largest, job.device)
             with Progress("attack", self.plan.units, "images", self.root / LOG) as self.progress:
                 self._say_start(damaged, absent, engine, remark)
                 if known.lost:
@@ -359,20 +360,20 @@ class Run:
         for model, reason in self.unopened.items():
             say(f"{model}: FAILED. {reason}")
 
-    def _largest_model(self) -> int:
-        """The bytes of the largest model's weights, as far as the headers of their files tell; the
-        models that cannot be opened are kept, with the reason."""
-        largest, self.unopened = 0, dict[str, str]()
+    def _outlined(self) -> tuple[int, dict[str, str]]:
+        """What the headers of files of weights tell: the bytes of the largest model's weights, and
+        the models that cannot be opened, with the reason."""
+        largest, unopened = 0, dict[str, str]()
         for model in self.plan.blocks:
             try:
                 parameters = self.source.outline(model).parameters()
                 largest = max(largest, sum(p.numel() * p.element_size() for p in parameters))
             except UserError as error:
-                self.unopened[model] = str(error)
+                unopened[model] = str(error)
             except Exception as error:  # it is opened again in the run, which tells what it is
                 if interrupted() or out_of_memory(error):
                     raise
-        return largest
+        return largest, unopened
 
     # while the work goes on ---------------------------------------------------------------------
 

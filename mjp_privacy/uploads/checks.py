@@ -59,9 +59,9 @@ MISNORMALISED = "another_normalisation"
 # several uploads ----------------------------------------------------------------------------------
 
 BEYOND = 1e-4
-"""Of the largest singular value, from which one beyond the N-th is more than rounding: of one
-picture it is 1e-7 at most in float32 and 4e-5 in float16, of two or where one is mirrored 5e-4 and
-more."""
+"""Of the largest singular value, from which one beyond the N-th is more than rounding. Of six
+uploads of a photograph that was tried (ViT-Ti/16, 224 px) it was 4e-8 in float32 and 4e-5 in
+float16, with one of them mirrored 5e-4, with one of another photograph 1e-3."""
 
 
 def different_pictures(view: AttackerView) -> str:
