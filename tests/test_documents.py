@@ -109,6 +109,12 @@ def test_every_link_leads_somewhere_and_the_readme_is_read_in_ten_minutes() -> N
     assert (len(README.splitlines()) <= 150, len(README.split()) <= 1300) == (True, True)
 
 
+def test_every_page_is_on_the_site() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    pages = {page.relative_to(ROOT).as_posix() for page in PAGES}
+    assert pages - {*re.findall(r": (\S+\.md)", navigation)} == set()
+
+
 # commands -----------------------------------------------------------------------------------------
 
 BLOCK = re.compile(r"^\s*```\w*\n(.*?)^\s*```", re.MULTILINE | re.DOTALL)

@@ -1,7 +1,8 @@
 """The pages of the documentation site: a hook of mkdocs that takes them from where they stand.
 
 Every page keeps its path in the repository, so that its links to other pages hold on the site too.
-A link to any other file of the repository brings that file along; one to a folder becomes text.
+A link to any other file of the repository brings that file along; one to a folder becomes text; one
+to a page that mkdocs.yml does not name is an error.
 Two pages exist on the site alone, and are made of docstrings: the attacks and the public names.
 """
 
@@ -55,14 +56,9 @@ def linked_files(page: str) -> set[str]:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """The text of a page; a link to a folder, or to a page that the site lacks, is its words."""
-
-    def link(match: re.Match[str]) -> str:
-        target = (ROOT / page.file.src_uri).parent / match[3]
-        path = target.resolve().relative_to(ROOT).as_posix() if target.exists() else match[3]
-        return match[0] if not target.exists() or files.get_file_from_path(path) else match[2]
-
-    return LINK.sub(link, markdown)
+    """The text of a page; a link to a folder is its words."""
+    here = (ROOT / page.file.src_uri).parent
+    return LINK.sub(lambda found: found[2 if (here / found[3]).is_dir() else 0], markdown)
 
 
 class Docstrings(griffe.Extension):
