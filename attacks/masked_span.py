@@ -93,7 +93,8 @@ embedding's gradient has an error, as under autocast: bf16 rounds by 1.7e-3."""
 
 @dataclass(frozen=True)
 class MaskedSpan(Usual):
-    """The span of one upload.
+    """The pictures of one upload: what its equations leave open is the span of the masked patches,
+    which block 0's LayerNorm narrows and a prior fills.
 
     prior       `fitted`, `stationary`, or the path of a fitted prior
     completion  how open directions are filled: `field` joins patches across their borders, `patch`
@@ -223,7 +224,8 @@ class MultiRound(MaskedSpan):
 
 @dataclass(frozen=True)
 class TokenSpan(Usual):
-    """Block 0's equations in the span of the patches.
+    """The pictures without the position table's gradient: the patches lie in the row space of the
+    patch embedding's gradient, and block 0's equations determine them there.
 
     prior, completion  as in `masked_span`
     uploads            of the same pixels; one is enough where its equations determine the patches

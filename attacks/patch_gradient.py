@@ -31,7 +31,8 @@ from mjp_privacy.models import MJPVisionTransformer
 
 @dataclass(frozen=True)
 class PatchGradient(Usual):
-    """X = lstsq(A^T, G), of minimum norm."""
+    """The patches X of A^T X = G, those of minimum norm where several solve it: G is the gradient
+    of the patch embedding, A that of the position table's patch rows."""
 
     name: ClassVar[str] = "patch_gradient"
     traits: ClassVar[tuple[str, ...]] = ("patches",)

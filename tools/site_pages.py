@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 
 import mjp_privacy
 from attacks import ATTACKS, CONTROLS
+from mjp_privacy.core.registry import Entry
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
@@ -97,15 +98,21 @@ def public_names() -> str:
 
 
 def attack_classes() -> str:
-    """The page of all attacks and controls: one line each, then what their docstrings say."""
+    """The page of all attacks and controls: for each file what it says of its mathematics, then its
+    attacks with their options."""
+    by_file: dict[str, list[tuple[str, Entry]]] = {}
+    for name, entry in (*ATTACKS.items(), *CONTROLS.items()):
+        by_file.setdefault(entry.where.partition(":")[0], []).append((name, entry))
     lines = ["# Attacks, from their docstrings", ""]
-    for title, registry in (("Attacks", ATTACKS), ("Controls: floors and ceilings", CONTROLS)):
-        lines += [f"## {title}", ""]
-        for name, entry in registry.items():
+    for module, entries in by_file.items():
+        lines += [f"## {module.rpartition('.')[2].replace('_', ' ')}", "", *docstring(module)]
+        for name, entry in entries:
             lines += [f"### `{name}`", "", f"*{entry.summary}*", ""]
-            lines += [
-                f"::: {entry.where.replace(':', '.')}",
-                "    options: {show_root_toc_entry: false, show_root_heading: false}",
-                "",
-            ]
+            lines += docstring(entry.where.replace(":", "."))
     return "\n".join(lines)
+
+
+def docstring(name: str) -> list[str]:
+    """What stands on a page for the docstring of a module or class, without its name."""
+    options = "{show_root_toc_entry: false, show_root_heading: false, show_bases: false}"
+    return [f"::: {name}", f"    options: {options}", ""]
