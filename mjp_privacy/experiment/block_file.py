@@ -12,6 +12,7 @@ they have few values.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +84,7 @@ class BlockContent(NamedTuple):
         ids = table["image_id"].to_pylist()
         if None in ids or len(set(ids)) < len(ids):
             raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
+        ids = list(map(sys.intern, ids))  # most cells have the same
         known = "has_picture" in table.column_names
         has = table["has_picture"].to_pylist() if known else [False] * len(ids)
         return cls(ids, has, schema, about)

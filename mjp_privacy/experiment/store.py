@@ -36,6 +36,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
+from itertools import compress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -220,7 +221,7 @@ class RunStore:
         """
         rows, folder, total = self.cell(run_id), self.folder(run_id), 0
         sizes = [file.path.stat().st_size for file in rows.files]
-        kept = [rows.kept(at) for at in range(len(sizes))]
+        kept = rows.kept
         replaced = [not counts.all() for counts in kept]
         chosen = [at for at, size in enumerate(sizes) if size < FULL / 2 or replaced[at]]
         if len(chosen) < fewest_files and not any(replaced):
@@ -276,10 +277,10 @@ class RunStore:
         late = done[seconds].where(done[over] == 1, 0.0) if known else [0.0] * len(done)
         units = dict(zip(done["image_id"], map(Unit, done["code"], late), strict=True))
         cell = self.cell(run_id)
-        alone = {at for at, content in enumerate(cell.contents) if not content.compared}
-        for name, (at, _) in cell.place.items() if alone else ():
-            if at in alone and name in units:
-                units[name] = units[name]._replace(compared=False)
+        for content, kept in zip(cell.contents, cell.kept, strict=True):
+            for name in () if content.compared else compress(content.ids, kept):
+                if name in units:
+                    units[name] = units[name]._replace(compared=False)
         return units
 
     def about(self, run_id: str) -> list[dict[str, Any]]:
@@ -291,8 +292,10 @@ class RunStore:
     def pictured(self, run_id: str) -> list[str]:
         """The ids of the images whose reconstructions are stored."""
         rows = self.cell(run_id)
-        has = [content.has_picture for content in rows.contents]
-        return [name for name, (at, row) in rows.place.items() if has[at][row]]
+        names: list[str] = []
+        for content, kept in zip(rows.contents, rows.kept, strict=True):
+            names += compress(content.ids, kept & np.array(content.has_picture, dtype=bool))
+        return names
 
     def pictures(self, run_id: str, image_id: str) -> dict[str, Tensor] | None:
         """The stored tensors of one image in one cell, without the leading axis; None where there
@@ -408,9 +411,14 @@ class CellRows:
         contents = enumerate(self.contents)
         return {name: (at, row) for at, of in contents for row, name in enumerate(of.ids)}
 
-    def kept(self, at: int) -> NDArray[np.bool_]:
-        names = self.contents[at].ids
-        return np.array([self.place[name][0] == at for name in names], dtype=bool)
+    @cached_property
+    def kept(self) -> list[NDArray[np.bool_]]:
+        """For each file, which of its rows count: those of images that no later file has."""
+        later, found = set[str](), []
+        for content in reversed(self.contents):
+            found.append(np.array([name not in later for name in content.ids], dtype=bool))
+            later.update(content.ids)
+        return found[::-1]
 
     @property
     def columns(self) -> list[str]:
@@ -421,7 +429,7 @@ class CellRows:
         """The rows of a file that count, with pictures unless columns are named."""
         import pyarrow as pa
 
-        table, kept = read_table(self.files[at].path, columns), self.kept(at)
+        table, kept = read_table(self.files[at].path, columns), self.kept[at]
         return table if kept.all() else table.filter(pa.array(kept))
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:

@@ -261,17 +261,17 @@ def plain_pictures(client: Client, line: Line | None) -> int:
     known.append(client.of_images("grey_psnr", DIAGNOSTIC))
     floors = pd.concat(known).groupby(level=0).max()
 
-    def plain(image: str, value: float) -> bool:
-        if value < floors.get(image, -math.inf) + FLAT:
-            return True
+    def of_one_colour(image: str) -> bool:
         tensors = line.reconstruction(image) or {}
         if (target := tensors.get("target")) is None:
             return False
         error = (target - target.mean((-2, -1), keepdim=True)).double().square().mean()
-        return value < FLAT - 10 * math.log10(max(float(error), sys.float_info.min))
+        return psnr[image] < FLAT - 10 * math.log10(max(float(error), sys.float_info.min))
 
     reached = psnr[(psnr >= PLAIN_TO_SEE) & ~psnr.index.isin(exact)]
-    return sum(plain(str(image), value) for image, value in reached.items())
+    better = reached >= floors.reindex(reached.index).fillna(-math.inf) + FLAT
+    stored = reached.index[better].intersection(line.picture_ids)
+    return int((~better).sum()) + sum(map(of_one_colour, stored))
 
 
 def card_figure(client: Client, line: Line) -> CardFigure:

@@ -241,7 +241,8 @@ def derived_lines(clients: Sequence[Client]) -> list[DerivedLine]:
 
 def images_of(lines: Sequence[Line]) -> set[str]:
     """Every image that one of the lines has rows of."""
-    return set().union(*(line.images for line in lines))
+    different = {id(line.images): line.images for line in lines}  # most lines share theirs
+    return set().union(*different.values())
 
 
 def client_titles(clients: Sequence[Client]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from mjp_privacy.core.errors import UserError
@@ -59,9 +60,14 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
     for run, name in zip(runs, names, strict=True):
         store = RunStore(run).without(RunStore(run).damaged())
         loaded: list[Line] = []
+        images: list[pd.Index] = []
         known = store.cell_list()
         for cell in map(CellFacts.read, known.cells):
             frame, folder = read_frame(store, cell.run_id), store.folder(cell.run_id)
+            if same := [index for index in images if index.equals(frame.index)]:
+                frame.index = same[0]  # names take more memory than scores
+            else:
+                images.append(frame.index)
             number = len(lines) + len(loaded) + 1
             left_out = sorted(path for path in store.left_out if path.parent == folder)
             loaded.append(Line(number, name, cell, frame, store, left_out=left_out))
