@@ -390,7 +390,7 @@ class Mean:
     metric: str
     variant: str
     mean: float
-    low: float  # of the 95 % interval, a bootstrap of the mean; NaN for a single image
+    low: float  # of the mean's 95 % interval; NaN for a single image
     high: float
     n: int
     exact: int | None  # images equal to their references; of PSNR only
@@ -417,7 +417,7 @@ def table(found: Sequence[Mean]) -> str:
         direction = arrow(of.better_for_privacy == "higher")
         interval = f"[{of.low:10.5g},{of.high:10.5g}]"
         lines.append(f"{of.metric:8}{of.variant:10}{of.mean:10.5g}  {interval}{of.n:6} {direction}")
-    lines.append("↑ higher, ↓ lower is better for privacy. Interval: bootstrap of the mean.")
+    lines.append("↑ higher, ↓ lower is better for privacy. Interval: of the mean.")
     exact = [f"{of.exact} ({of.variant})" for of in found if of.exact is not None]
     if exact:
         lines.append(f"PSNR averages min(PSNR, {PSNR_CAP:g}). Exact images: {', '.join(exact)}.")

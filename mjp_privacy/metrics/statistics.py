@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from mjp_privacy.core.errors import UserError
 
@@ -109,6 +110,10 @@ def decimals_apart(value: float, decimals: int, *limits: float) -> int:
     return decimals
 
 
+FEWEST, FEWEST_OF_MEDIAN = 30, 6
+"""Groups below which an interval of a mean is Student's, for a percentile bootstrap of 95 % covers
+the mean of ten normal values in 89 % of cases, of two in 50 %; and below which a median has none:
+the range of five values holds it in 94 % of cases."""
 RESAMPLES = 2000
 LEVEL = 0.95
 ENDS = (1 - LEVEL) / 2, (1 + LEVEL) / 2
@@ -160,7 +165,7 @@ class Summary:
         return self.counts.ok
 
     def as_share(self) -> Summary:
-        """The same of values that are 0 or 1, with Wilson's interval: the bootstrap's is too narrow
+        """The same of values that are 0 or 1, with Wilson's interval: that of a mean is too narrow
         where nearly all images agree, and has no width where all do."""
         low, high = wilson(self.mean, self.trials)
         return replace(self, low=low, high=high)
@@ -176,8 +181,8 @@ def summarise(
     """Summary of one metric over one line's images.
 
     `statuses` says which values count: those with `ok`, but an `ok` value that is NaN is counted
-    as failed. The mean and its interval are of min(value, cap). `groups` names the photograph each
-    image was cut from, so that whole photographs are resampled.
+    as failed. The mean and its interval are of min(value, cap), and where no value is below 0 nor is
+    the interval. `groups` names the photograph each image was cut from: these are independent.
 
         summarise([20.0, 30.0, nan], ["ok", "ok", "failed"]).mean  # 25.0
     """
@@ -202,31 +207,38 @@ def summarise(
         return Summary(math.nan, math.nan, math.nan, 0, counts)
     capped = np.minimum(kept, cap)
     kept_groups = None if groups is None else categorical(groups)[scored]
-    low, high = bootstrap_interval(capped, kept_groups)
+    low, high = mean_interval(capped, kept_groups)
+    low, high = max(low, 0.0) if (capped >= 0).all() else low, min(high, cap)
     exact = int(np.isposinf(kept).sum())
     trials = float(len(kept)) if kept_groups is None else independent_trials(kept_groups)
     return Summary(float(capped.mean()), low, high, exact, counts, trials)
 
 
-def bootstrap_interval(values: Floats, groups: Words | None = None) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean; (nan, nan) for fewer than two groups.
+def mean_interval(values: Floats, groups: Words | None = None) -> tuple[float, float]:
+    """The 95 % interval of the mean; (nan, nan) for fewer than two groups.
 
-    A resample draws G of the G groups with replacement; its mean is Σ sums / Σ sizes. Without
-    `groups` every value is its own group, which is the ordinary bootstrap. Of more than MOST_DRAWN
-    groups, none of which decides alone, nothing is drawn: the interval is the normal one around
-    the same mean, within the range of the groups.
+    It is the percentile bootstrap's: a resample draws G of the G groups with replacement; its mean
+    is Σ sums / Σ sizes. Without `groups` every value is its own group, which is the ordinary
+    bootstrap. Of fewer than FEWEST groups it is Student's t around the same mean. Of more than
+    MOST_DRAWN groups, none of which decides alone, nothing is drawn either: the interval is the
+    normal one, within the range of the groups.
     """
     sums, sizes = group_sums(values, groups)
-    if len(sums) < 2 or not np.isfinite(values).all():
+    count = len(sums)
+    if count < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
     mean = sums.sum() / sizes.sum()
     away = sums - mean * sizes
+    error = float(np.linalg.norm(away) / sizes.sum())
+    if count < FEWEST:
+        half = float(stdtrit(count - 1, ENDS[1])) * error * math.sqrt(count / (count - 1))
+        return float(mean - half), float(mean + half)
     squares = np.square(away)  # none decides where none is more than a hundredth of all
-    if len(sums) > MOST_DRAWN and squares.max() <= squares.sum() / 100:
-        half = NormalDist().inv_cdf(ENDS[1]) * float(np.linalg.norm(away) / sizes.sum())
+    if count > MOST_DRAWN and squares.max() <= squares.sum() / 100:
+        half = NormalDist().inv_cdf(ENDS[1]) * error
         least, most = (sums / sizes).min(), (sums / sizes).max()
         return float(max(mean - half, least)), float(min(mean + half, most))
-    drawn = (block.astype(np.float64) for block in draws(len(sums), RESAMPLES, SEED))
+    drawn = (block.astype(np.float64) for block in draws(count, RESAMPLES, SEED))
     means = np.concatenate([times @ sums / (times @ sizes) for times in drawn])
     low, high = np.quantile(means, ENDS)
     return float(low), float(high)
@@ -234,12 +246,12 @@ def bootstrap_interval(values: Floats, groups: Words | None = None) -> tuple[flo
 
 def median_interval(values: Floats, groups: Words | None = None) -> tuple[float, float]:
     """Percentile bootstrap interval of the median, with whole groups drawn as in
-    `bootstrap_interval`; (nan, nan) for fewer than two groups."""
+    `mean_interval`; (nan, nan) for fewer than two groups."""
     of_value: NDArray[np.integer] = np.arange(len(values))
     if groups is not None:
         of_value = categorical(groups).remove_unused_categories().codes
     count = int(of_value.max(initial=-1)) + 1
-    if count < 2 or not np.isfinite(values).all():
+    if count < FEWEST_OF_MEDIAN or not np.isfinite(values).all():
         return math.nan, math.nan
     order = np.argsort(values)
     ascending, of_value = values[order], of_value[order]
@@ -321,7 +333,7 @@ class PairedTest:
     n: int  # pairs: photographs where images of one were averaged, else images
     median: float
     mean: float  # over images
-    low: float  # of the mean's 95 % bootstrap interval over photographs; NaN for fewer than two
+    low: float  # of the mean's 95 % interval over photographs; NaN for fewer than two
     high: float
     effect: float  # matched-pairs rank-biserial correlation: 1 where every pair is higher
     p: float  # Wilcoxon, two-sided
@@ -354,7 +366,7 @@ def paired_test(
     _, of_pair, counts = np.unique(np.abs(differences), return_inverse=True, return_counts=True)
     shared = np.cumsum(counts) - (counts - 1) / 2
     ranks = np.sign(differences) * shared[of_pair.reshape(n)]
-    low, high = bootstrap_interval(of_images, groups)
+    low, high = mean_interval(of_images, groups)
     return PairedTest(
         images=len(of_images),
         n=n,

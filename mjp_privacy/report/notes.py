@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mjp_privacy.core.schema import size_text
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.source import IN_STEP_OF
-from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
+from mjp_privacy.metrics.statistics import FEWEST, LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
 from mjp_privacy.models.sizes import PAPERS_SIZE
 from mjp_privacy.report.figures import WORST_CASE, DerivedLine
 from mjp_privacy.report.lines import Line
@@ -26,10 +26,6 @@ NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
 ENDED = "not run", "the run ended before; run the same command again"
 """Their status and reason, and those of images that it did not come to."""
-FEW = 10
-"""Images below which intervals are said to be too narrow: of ten normal values a percentile
-bootstrap of 95 % covers the mean in 89 % of cases, of five in 84 %, of two in 50 %."""
-
 Note = Callable[[Line], Iterable[str]]
 """The sentences of one subject that hold of a line."""
 
@@ -202,17 +198,7 @@ def _unshuffled(line: Line) -> Iterable[str]:
         )
 
 
-def _few(line: Line) -> Iterable[str]:
-    """That intervals of means are too narrow, where they are of few images or photographs."""
-    if 1 < line.units < FEW:
-        unit = "image" if line.groups is None else "photograph"
-        yield (
-            f"Few: intervals of means resample {counted(line.units, unit)}; below {FEW} they are "
-            f"too narrow{', and of two they are the two values' if line.units == 2 else ''}."
-        )
-
-
-BOUNDS: tuple[Note, ...] = (_few, _mixed_code, _unshuffled)
+BOUNDS: tuple[Note, ...] = (_mixed_code, _unshuffled)
 
 
 # how scores become figures; printed with every report, so that it can stand alone ----------------
@@ -223,9 +209,9 @@ def method(lines: Sequence[Line]) -> list[str]:
     by_group = any(line.groups is not None for line in lines)
     unit = "images (photographs, where images are crops of one)" if by_group else "images"
     of_crops = ", crops of one photograph counted as if they agreed" if by_group else ""
-    resampled = f"with {RESAMPLES} resamples and a fixed seed"
+    resampled = f"with {RESAMPLES} resamples and a fixed seed; below {FEWEST} of them Student's t"
     if any(line.units > MOST_DRAWN for line in lines):
-        resampled += f", or beyond {MOST_DRAWN} of them, where no few decide, the normal one"
+        resampled += f", beyond {MOST_DRAWN}, where no few decide, the normal one"
     return [
         "Arrows point to better privacy, as in the paper. Acc. is in percent, PSNR in dB.",
         f"Figures are mean [low, high]: a {LEVEL:.0%} percentile bootstrap interval of the mean "

@@ -283,7 +283,8 @@ MEASURED = {
     "mean and std, where the command gave none. Not to be compared with figures without it.",
 }
 INTERVALS = (
-    "Mean [95 % interval over images], n = images; shares have Wilson's, others a bootstrap's. "
+    "Mean [95 % interval over images], n = images; shares have Wilson's, others a bootstrap's, "
+    "of fewer than 30 Student's. "
     "Each image is shuffled once and each line is one trained model; the intervals do not cover "
     "either choice."
 )

@@ -20,7 +20,7 @@ from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
     Counts,
     Share,
-    bootstrap_interval,
+    mean_interval,
     holm,
     independent_trials,
     median_interval,
@@ -48,14 +48,14 @@ def test_every_status_is_counted_and_only_ok_is_averaged() -> None:
     assert summary.high <= 100
     statuses, groups = ["ok", "failed", "ok", "ok"], ["a", "b", "a", "c"]
     summary = summarise([1.0, 9.0, 2.0, 3.0], statuses, groups=groups)
-    interval = bootstrap_interval(np.array([1.0, 2.0, 3.0]), ["a", "a", "c"])
-    assert (summary.mean, summary.low, summary.high) == (2.0, *interval)
+    low, high = mean_interval(np.array([1.0, 2.0, 3.0]), ["a", "a", "c"])
+    assert (summary.mean, summary.low, summary.high) == (2.0, max(low, 0), high)
 
 
 # intervals ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [5, 300])
+@pytest.mark.parametrize("n", [120, 300])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_intervals_are_those_of_resamples_written_out(n: int, grouped: bool) -> None:
     """Draw, gather and average, without counts or a cache: the same draws, the same interval."""
@@ -65,7 +65,7 @@ def test_intervals_are_those_of_resamples_written_out(n: int, grouped: bool) -> 
     names = np.arange(n) if groups is None else np.array(groups)
     parts = [values[names == name] for name in np.unique(names)]
     for found, statistic, kind in (
-        (bootstrap_interval(values, groups), np.mean, np.int32),
+        (mean_interval(values, groups), np.mean, np.int32),
         (median_interval(values, groups), np.median, np.int64),
     ):
         draws = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def test_intervals_are_those_of_resamples_written_out(n: int, grouped: bool) -> 
         assert found == pytest.approx(tuple(np.quantile(figures, TAILS)), rel=1e-12)
 
 
-@pytest.mark.parametrize("interval", [bootstrap_interval, median_interval])
+@pytest.mark.parametrize("interval", [mean_interval, median_interval])
 def test_beyond_the_groups_that_are_drawn_intervals_are_nearly_the_same(interval: Any) -> None:
     """3,000 groups of one to three skewed values, beside resamples of all of them."""
     generator = np.random.default_rng(6)
@@ -91,24 +91,40 @@ def test_beyond_the_groups_that_are_drawn_intervals_are_nearly_the_same(interval
     assert found != drawn
 
 
+def test_of_few_groups_the_interval_is_students_and_covers_the_mean() -> None:
+    generator = np.random.default_rng(8)
+    values = generator.normal(20, 6, 12)
+    known = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert mean_interval(values) == pytest.approx((known.low, known.high), rel=1e-12)
+    threes = [f"photo {at // 3}" for at in range(12)]  # groups of one size: of their means
+    known = scipy.stats.ttest_1samp(values.reshape(4, 3).mean(1), 0).confidence_interval(0.95)
+    assert mean_interval(values, threes) == pytest.approx((known.low, known.high), rel=1e-12)
+    for count in (2, 5, 29):
+        found = np.array([mean_interval(row) for row in generator.normal(0, 1, (2000, count))])
+        assert 0.935 < np.mean((found[:, 0] < 0) & (found[:, 1] > 0)) < 0.965
+    errors = summarise([0.1, 0.4], ["ok"] * 2)
+    assert errors.low == 0  # no mean of squares is below
+    assert all(map(math.isnan, median_interval(values[:5])))
+
+
 def test_a_few_groups_that_decide_alone_are_drawn_and_no_interval_leaves_the_range() -> None:
     values = np.full(MOST_DRAWN + 952, 100.0)
     values[0] = 20.0
-    assert bootstrap_interval(values)[1] <= 100.0
+    assert mean_interval(values)[1] <= 100.0
     values[:] = 1e-4
     values[::20] = 1.0
-    assert bootstrap_interval(values)[0] >= 1e-4
+    assert mean_interval(values)[0] >= 1e-4
 
 
 def test_intervals_agree_with_scipys_and_few_or_endless_values_have_none() -> None:
     values = np.random.default_rng(4).gamma(2.0, 3.0, 101)
-    mean, median = bootstrap_interval(values), median_interval(values)
+    mean, median = mean_interval(values), median_interval(values)
     for ours, statistic, share in ((mean, np.mean, 0.03), (median, np.median, 0.1)):
         known = scipy.stats.bootstrap(
             (values,), statistic, n_resamples=20_000, method="percentile", rng=5
         ).confidence_interval
         assert ours == pytest.approx(tuple(known), abs=share * (known.high - known.low))
-    for interval in (bootstrap_interval, median_interval):
+    for interval in (mean_interval, median_interval):
         for few, groups in (([3.0], None), ([3.0, 4.0], ["a", "a"]), ([3.0, math.inf], None)):
             assert all(map(math.isnan, interval(np.array(few), groups)))
 
@@ -180,7 +196,7 @@ def test_figures_by_hand() -> None:
     assert (test.images, test.n) == (4, 4)
     assert (test.median, test.mean) == (0.5, 2.5)
     assert test.effect == pytest.approx((2.5 - 2.5 + 4) / 10)
-    assert (test.low, test.high) == bootstrap_interval(np.array([1.0, 0.0, -1.0, 10.0]))
+    assert (test.low, test.high) == mean_interval(np.array([1.0, 0.0, -1.0, 10.0]))
     exact = paired_test([math.inf, math.inf, 130.0, 20.0], [math.inf, 104.0, math.inf, 18.0])
     assert (exact.n, exact.mean, exact.median) == (4, 0.5, 0.0)
     assert exact.p == 1.0
@@ -199,7 +215,7 @@ def test_crops_are_averaged_by_photograph_and_the_mean_is_over_images() -> None:
     for name in ("median", "effect", "p"):
         assert getattr(grouped, name) == pytest.approx(getattr(alone, name)), name
     assert grouped.mean == pytest.approx(first.mean() - second.mean())
-    assert (grouped.low, grouped.high) == bootstrap_interval(first - second, groups)
+    assert (grouped.low, grouped.high) == mean_interval(first - second, groups)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.001, 0.5))
