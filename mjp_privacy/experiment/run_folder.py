@@ -6,6 +6,7 @@ RUN/experiments/NAME.yaml   the same of each experiment that filled the folder
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -90,6 +91,7 @@ def file_of(
     known = sorted(folder.glob("*.yaml"), key=lambda path: (path != own, path))
     if not known or (uploads and own in known):
         return own
+    differing: list[list[str]] = []
     for path in known:
         try:
             before = load_experiment(path)
@@ -98,16 +100,32 @@ def file_of(
         lines = {cell_key(cell, before) for cell in expand(before)}
         if before.name == experiment.name and (lines >= planned or lines <= planned):
             return path
+        differing.append(_differing(before, experiment))
     fits = not uploads and (planned.issuperset(listed) or planned.issubset(listed))
     if not (fits or add):
+        nearest = first_of(min(differing, key=len, default=[]), 6)
         raise UserError(
             f"{shown(root)} holds the run of {first_of([shown(p.stem, 60) for p in known], 3)}, "
-            f"and {experiment.name!r} as it is given now is another experiment. Expected the same "
-            "one, or the same with more lines or fewer: give another --out, or --add to have both "
-            "in one table."
+            f"and {experiment.name!r} as it is given now is another experiment"
+            f"{nearest and f' (it differs in {nearest})'}. Expected the same one, or the same with "
+            "more lines or fewer: give another --out, or --add to have both in one table."
         )
     digest = hashlib.sha256(json.dumps(sorted(planned)).encode()).hexdigest()[:DIGITS]
     return own.with_stem(f"{own.stem}-{digest}") if own in known else own
+
+
+def _differing(before: Any, now: Any, place: str = "") -> list[str]:
+    """The fields in which two experiments differ: ["client.defenses", "attacks.0.options.ridge"].
+    What a run does not keep of a path does not count."""
+    if dataclasses.is_dataclass(now) and type(before) is type(now):
+        names = [field.name for field in dataclasses.fields(now)]
+        before, now = ({name: getattr(one, name) for name in names} for one in (before, now))
+    elif isinstance(now, tuple) and isinstance(before, tuple) and len(before) == len(now):
+        before, now = dict(enumerate(before)), dict(enumerate(now))
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        both = [(before.get(key), now.get(key), f"{place}.{key}") for key in {**before, **now}]
+        return [name for each in both for name in _differing(*each)]
+    return [] if before == now or place.endswith(".checkpoint") else [place[1:]]
 
 
 def write_experiment(

@@ -283,9 +283,13 @@ def test_a_second_experiment_is_refused_unless_it_is_added(
 
     assert run() == 0
     before = written(place / "out")
-    for code, told in (command(capsys, config="other.yaml"), command(capsys, "--seed", 1)):
+    changed = ("--seed", 1, "--client.defenses", "int8")
+    for differ, (code, told) in (
+        (" in name, seed)", command(capsys, config="other.yaml")),
+        (" in client.defenses, seed)", command(capsys, *changed)),
+    ):
         assert code == 2
-        assert all(word in told.splitlines()[-1] for word in ("--add", "brief"))
+        assert all(word in told.splitlines()[-1] for word in ("--add", "brief", differ))
     assert written(place / "out") == before
     grown = {**CONFIG, "attacks": [*CONFIG["attacks"], {"name": "mean_image"}]}
     for config in (grown, CONFIG):  # more lines, or fewer
