@@ -201,6 +201,8 @@ def _explain(place: str, problem: Any, kind: Any) -> str:
             kind = _with_fields(get_type_hints(kind).get(part)) or kind
         fields = sorted(get_type_hints(kind))
         hint = did_you_mean(str(location[-1]), fields, f" Known: {', '.join(fields)}.")
+        if "options" in fields:
+            hint += f" One of what `name` names stands under options: {{{location[-1]}: …}}."
         return f"{place}: unknown field.{hint}"
     if problem["type"] in ("missing", "missing_argument"):
         return f"{place}: this field is needed and was not given."
@@ -212,7 +214,8 @@ def _explain(place: str, problem: Any, kind: Any) -> str:
     if problem["type"] == "literal_error":
         hint = did_you_mean(str(problem["input"]), re.findall(r"'([^']+)'", problem["msg"]))
     said = shown(" ".join(message.split())).replace("Input should", "must").removesuffix(".")
-    return f"{place}: {said}; got {shown(repr(problem['input']), 100)}.{hint}"
+    got = "" if re.search(r"\bgot\b", said) else f"; got {shown(repr(problem['input']), 100)}"
+    return f"{place}: {said}{got}.{hint}"
 
 
 def _with_fields(annotation: Any) -> Any:

@@ -122,12 +122,11 @@ def readable_subset(
 ) -> tuple[tuple[ImageRecord, ...], dict[ImageRecord, str]]:
     """`spread_subset` filled from files that are images, and why the others were passed over.
 
-    Headers are read of as many files as it takes; without a limit none is, and all are taken.
+    Headers are read of as many files as it takes; without a limit until one is an image, and all
+    are taken. UserError where none is.
     """
     _check_limit(limit)
     order = spread_subset(records, None, seed)
-    if limit is None:
-        return order, {}
     chosen: list[ImageRecord] = []
     reasons: dict[ImageRecord, str] = {}
     for record in order:
@@ -138,6 +137,8 @@ def readable_subset(
         except ImageError as error:
             reasons[record] = error.reason
             continue
+        if limit is None:
+            return order, {}
         chosen.append(record)
     if not chosen and reasons:
         record, reason = next(iter(reasons.items()))

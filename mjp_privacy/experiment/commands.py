@@ -27,10 +27,11 @@ from mjp_privacy.experiment.config import (
 )
 from mjp_privacy.experiment.engines.options import AUTO, EngineConfig, engine_config
 from mjp_privacy.experiment.overrides import (
+    check_models,
     unreached,
+    with_changes,
     with_only,
     with_published_attacks,
-    with_weights,
 )
 
 if TYPE_CHECKING:
@@ -192,7 +193,9 @@ def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfi
     }
     if arguments.uploads is not None:
         return attack_uploads(experiment, arguments.uploads, out, **shared)
-    models = with_weights(experiment, arguments.weights).models.values()
+    changed = with_changes(experiment, weights=arguments.weights, model=changes["model"])
+    check_models(changed, "--model" if arguments.model else str(arguments.config))
+    models = changed.models.values()
     for path in arguments.weights:
         if (several := sum(model.checkpoint == path for model in models)) > 1:
             print(f"note: all {several} models are made of {shown(path)}", file=sys.stderr)

@@ -213,22 +213,27 @@ def unreached(before: Experiment, changed: Experiment) -> list[str]:
     return notes
 
 
+def check_models(experiment: Experiment, where: str) -> None:
+    """Raise for a model or weights of a name that does not exist."""
+    from mjp_privacy.models.loading import check_names
+
+    for label, config in experiment.models.items():
+        try:
+            check_names(config.model, config.checkpoint)
+        except UserError as error:
+            raise UserError(f"{where}, models.{label}: {error}") from error
+
+
 # conditions ---------------------------------------------------------------------------------------
 
 
 def decided(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
     """The experiment without conditions, and a sentence for each thing that they decided.
 
-    A model of an unknown name is a UserError, and so is one that a condition depends on and that
-    cannot be read.
+    A model that a condition depends on and that cannot be read is a UserError.
     """
-    from mjp_privacy.models.loading import check_names, outline_model
+    from mjp_privacy.models.loading import outline_model
 
-    for label, config in experiment.models.items():
-        try:
-            check_names(config.model, config.checkpoint)
-        except UserError as error:
-            raise UserError(f"models.{label}: {error}") from error
     outlines: dict[str, LoadedModel] = {}
     grid: list[GridEntry] = []
     left_out: dict[str, list[str]] = {}  # attacks that are left out, by model

@@ -37,7 +37,7 @@ from mjp_privacy.experiment.engines.options import (
     workers_here,
 )
 from mjp_privacy.experiment.engines.tasks import Coordinator, Engine, Job, LocalEngine, Task
-from mjp_privacy.experiment.overrides import decided, with_changes
+from mjp_privacy.experiment.overrides import check_models, decided, with_changes
 from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.run_folder import LOG, file_of, run_root, write_experiment
 from mjp_privacy.experiment.simulated import Simulated
@@ -111,6 +111,7 @@ def run_experiment(
     path = images if images is not None else experiment.images
     if path is None:
         raise UserError("No images given: expected --images PATH (a folder, a zip or 'embedded').")
+    check_models(experiment, experiment.name)
     experiment, remarks = decided(experiment)
     opened = open_images(path, labels)
     workers = engine_config(engine)

@@ -197,8 +197,8 @@ def _check(config: FederationConfig, where: str) -> None:
         (
             late,
             "record.rounds",
-            f"rounds in which a probe can begin, whose uploads take {longest} of {config.rounds} "
-            f"rounds; got {late[:1]}",
+            f"rounds in which a probe can begin, at most {config.rounds - longest}, for its "
+            f"uploads take {longest} of {config.rounds} rounds; got {late[:1]}",
         ),
     ):
         if wrong:

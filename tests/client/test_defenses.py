@@ -170,6 +170,12 @@ def test_a_defense_is_one_line_of_text_and_comes_back_from_it() -> None:
     assert {canonical(item) for item in defaults} == {"percentile_privacy 10"}
 
 
+def test_what_came_of_a_defense_is_told_once() -> None:
+    with pytest.raises(UserError) as caught:
+        ClientConfig(defenses=["prune 2"])
+    assert str(caught.value).count("got") == 1
+
+
 PRUNE = "mjp_privacy.client.defenses.published:Prune"
 
 

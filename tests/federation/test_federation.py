@@ -293,6 +293,7 @@ def test_what_is_trained_may_not_change(tmp_path: Path, monkeypatch: pytest.Monk
         ({"gamma": 0.3}, "unknown_embedding"),
         ({"clients": {"number": 2, "per_round": 3}}, "clients.per_round"),
         ({"record": {"rounds": [4]}}, "record.rounds"),
+        ({"record": {"rounds": [4], "probes": [{"uploads": 3}]}}, "at most 1"),
         ({"record": {}, "attacks": [{"name": "april"}]}, "record.rounds"),
         ({"record": {"images": 8, "probes": [{"batch": 1, "partners": "fresh"}]}}, "probes.0"),
         ({"client": {"batch": 2, "server_lr": 0.1}}, "server.lr"),

@@ -115,7 +115,15 @@ def field(path: str, value: Any) -> Spoil:
     return spoil
 
 
+def texts(place: Path) -> None:
+    """A folder of texts that are called pictures."""
+    place.mkdir()
+    for name in ("a.jpg", "b.jpg"):
+        (place / name).write_text("text")
+
+
 EMPTY_ZIP = "PK\x05\x06" + "\0" * 18
+NAME = "models.M.model"
 PRIOR = {"name": "april_prior", "label": "leak", "options": {"prior": "station"}}
 MISTAKES: list[tuple[Words, str]] = [
     (("attack", "experimint.yaml"), "experiment.yaml"),
@@ -148,7 +156,10 @@ CASES = [
     Case(
         ATTACK, (2,), "experiment.yaml, attacks.0: ", "experiment.yaml", field("attacks.0", PRIOR)
     ),
+    Case(ATTACK, (2,), "options: {ridge", "experiment.yaml", field("attacks.0.ridge", 1e-8)),
+    Case(ATTACK, (2,), "experiment.yaml, models.M", "experiment.yaml", field(NAME, "vit_tny")),
     Case(with_words("attack", images="new"), (2,), "new", "new", Path.mkdir),
+    Case(with_words("attack", images="new"), (2,), ".jpg", "new", texts),
     Case(
         with_words("attack", images="new.zip"),
         (2,),
