@@ -80,8 +80,8 @@ def lacks_layer_spans(model: MJPVisionTransformer, batch: int) -> Refusal | None
         way_out = f"one picture of up to {width - 1 - tokens + model.grid.patches} patches does"
     return Refusal(
         "underdetermined",
-        f"B (N + 1) = {batch * tokens} tokens of a batch >= D = {width}: their spans leave a "
-        f"layer's inputs unknown unless B (N + 1) < D; {way_out}",
+        f"B T = {batch} × {tokens} = {batch * tokens} tokens of a batch >= D = {width}: their "
+        f"spans leave a layer's inputs unknown unless B T < D; {way_out}",
     )
 
 

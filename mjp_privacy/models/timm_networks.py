@@ -96,6 +96,12 @@ class TimmNetwork(Network):
             )
         (patch, tall), colours = projection.kernel_size, projection.in_channels
         height, width = getattr(embed, "img_size", None) or (0, 0)
+        if colours not in CHANNELS and hasattr(embed, "backbone"):
+            raise UserError(
+                f"{name}: expected a patch embedding that is given pixels, got one of a feature "
+                f"map of {colours} channels, which a stem of convolutions before it makes "
+                "(patch_embed.backbone): its gradient tells that map. Give another network."
+            )
         if colours not in CHANNELS or patch != tall or min(height, width) < patch:
             raise UserError(
                 f"{name}: expected pictures of 3 channels, or 1 (grey), in whole square patches; "

@@ -230,9 +230,9 @@ def is_timm_network(name: str) -> bool:
 
 def architecture(name: str) -> ModelSpec:
     """The dimensions that the name of a plain ViT of timm or torchvision states; the name alone of
-    any other."""
-    sizes = _TORCHVISION.get(name)
-    if match := _TIMM_NAME.fullmatch(name):
+    any other, also where its patches do not fill its size."""
+    sizes, match = _TORCHVISION.get(name), _TIMM_NAME.fullmatch(name)
+    if match and not int(match["size"]) % (int(match["patch"]) or 1):
         sizes = (int(match["size"]), int(match["patch"]), *_WIDTHS[match["width"]])
     if sizes is None:
         return ModelSpec(name)

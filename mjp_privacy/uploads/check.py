@@ -250,11 +250,17 @@ class ModelAnswer:
     attacks: Mapping[str, str]
 
     def text(self) -> str:
-        """As it is printed."""
+        """As it is printed: attacks that do not apply for one reason stand together."""
         width = max(map(len, ATTACKS)) + 2
         lines = [self.model, *(f"  note   {note}" for note in self.notes)]
         lines += ["", f"{'attack':{width}}applies"]
-        return "\n".join([*lines, *(f"{name:{width}}{a}" for name, a in self.attacks.items())])
+        by_reason: dict[str, list[str]] = {}
+        for name, answer in self.attacks.items():
+            if answer.startswith("yes"):
+                lines.append(f"{name:{width}}{answer}")
+            else:
+                by_reason.setdefault(answer.removeprefix("no: "), []).append(name)
+        return "\n".join([*lines, *(f"not {', '.join(n)}: {why}" for why, n in by_reason.items())])
 
 
 def check_model(
@@ -278,19 +284,14 @@ def check_model(
     FedSGDClient(own, client).wanted(None)  # raises for a parameter that it does not have
     if mjp and own.unk_embed is None:
         asked = outline_model(**arguments, unknown_embedding=True, unknown_init="zeros")
-    line = f"{model}: {_described(own, outline_spec(**arguments)[0].num_heads)}"
-    answers = _answers(asked, client, "c" if mjp else "a")
-    for_batches = {"batches", "steps", "no picture"}
-    mixing = [n for n, a in answers.items() if a[:3] == "yes" and not for_batches & traits_of(n)]
+    line = f"{model}: {_described(own, outline_spec(**arguments)[0].num_heads, mjp)}"
     notes = []
-    if batch > 1 and mixing:
-        notes.append(f"batch {batch}: {', '.join(mixing)} return mixtures of its pictures")
     if own.unk_embed is None and mjp:
         notes.append(
             "asked as an MJP client with an E_unk that was not trained, as in "
             "configs/ladder_vit.yaml"
         )
-    return ModelAnswer(line, notes, answers)
+    return ModelAnswer(line, notes, _answers(asked, client, "c" if mjp else "a"))
 
 
 def _place(model: str) -> dict[str, Any]:
@@ -304,9 +305,9 @@ def _place(model: str) -> dict[str, Any]:
     return {"checkpoint": model}
 
 
-def _described(model: LoadedModel, heads: int | None) -> str:
+def _described(model: LoadedModel, heads: int | None, mjp: bool) -> str:
     """The sizes that decide, and how many blocks and heads; of timm's other networks their
-    class."""
+    class. mjp: the model is asked about with an E_unk."""
     patch, card = model.patch_size, model.card
     told = "heads not known" if heads is None else f"{heads} heads"
     own = card.architecture.partition(" ")[0]
@@ -315,7 +316,7 @@ def _described(model: LoadedModel, heads: int | None) -> str:
     masks = "E_unk (it can mask)"
     if model.unk_embed is None:
         asks = "" if model.pos_embed is None else "; --mjp asks about it with one"
-        masks = f"no E_unk (it cannot mask{asks})"
+        masks = "no E_unk of its own" if mjp else f"no E_unk (it cannot mask{asks})"
     return (
         f"N = {model.patch_embed.num_patches} patches of {patch}×{patch} at "
         f"{size_text(card.img_size)} px, width D = {model.embed_dim}, "
@@ -326,6 +327,8 @@ def _described(model: LoadedModel, heads: int | None) -> str:
 
 UNMASKED = {"unshuffled uploads", "shuffled alone"}
 """Traits of attacks that refuse pictures with masked patches."""
+FOR_BATCHES = {"batches", "steps", "no picture"}
+"""Traits of attacks that return no mixtures of a batch's pictures."""
 
 
 def _answers(model: LoadedModel, client: ClientConfig, setting: str) -> dict[str, str]:
@@ -337,10 +340,14 @@ def _answers(model: LoadedModel, client: ClientConfig, setting: str) -> dict[str
         cell = Cell("", setting, 0.0, "float32", AttackConfig(name), None, None, client)  # type: ignore[arg-type]
         refusal = foreseen(variants, cell)
         takes = []
+        if client.batch > 1 and not FOR_BATCHES & traits_of(name):
+            takes.append("mixtures of the batch's pictures")
         if attack.victim == "april_block" and model.first_block == "intact":
             takes.append("of a client that trains a block 0 without norm1 and residuals")
         if attack.uploads > 1:
-            takes.append(f"{attack.uploads} uploads of the same picture")
+            shares = "shared pictures" in traits_of(name)
+            of = "batches that share pictures" if shares else "the same picture"
+            takes.append(f"{attack.uploads} uploads of {of}")
         if setting == "c" and UNMASKED & traits_of(name):
             takes.append("of steps that masked nothing")
         yes = f"yes, {'; '.join(takes)}" if takes else "yes"

@@ -166,7 +166,14 @@ ANSWERS: list[tuple[str, dict[str, Any], list[str], dict[str, str]]] = [
     ("vit_base_patch32_224", {}, ["p = 3072", "12 blocks", "it cannot mask"], {}),
     ("cifar_vit", {"mjp": True}, ["E_unk that was not trained"], {"pixel_lattice": "yes"}),
     ("cifar_vit", {}, [], {"pixel_lattice": "no: "}),
-    ("cifar_vit", {"batch": 2}, ["mixtures"], {"april": "no: ", "patch_gradient": "yes"}),
+    (
+        "cifar_vit",
+        {"batch": 2},
+        [],
+        {"april": "no: ", "patch_gradient": "yes, mixtures", "token_peeling": "yes"},
+    ),
+    ("vit_small_patch14_reg4_dinov2", {}, [], {"token_peeling": "no: B T = 1 × 1374"}),
+    ("cait_xxs24_224", {}, [], {"token_peeling": "no: B T = 1 × 196"}),
     (
         "cifar_vit",
         {"withhold": ("pos_embed",)},
@@ -187,7 +194,18 @@ def test_a_model_is_stated_and_every_attack_has_an_answer(
     told = check_model(model, **asked)
     assert set(told.attacks) == set(ATTACKS)
     assert all(words in first_lines(told) for words in said), first_lines(told)
+    assert not asked.get("mjp") or "--mjp" not in first_lines(told)
     assert all(told.attacks[name].startswith(begins) for name, begins in answers.items())
+
+
+def test_attacks_of_one_reason_stand_together() -> None:
+    told = check_model("swin_tiny_patch4_window7_224")
+    reasons = [
+        answer.removeprefix("no: ") for answer in told.attacks.values() if answer[:2] == "no"
+    ]
+    assert len({*reasons}) < len(reasons)
+    assert all(told.text().count(f": {reason}") == 1 for reason in reasons)
+    assert "same picture" not in check_model("cifar_vit").attacks["shared_picture"]
 
 
 def first_lines(told: ModelAnswer) -> str:
@@ -217,6 +235,8 @@ def test_files_of_weights(tmp_path: Path) -> None:
         (["--model", "deit_smal"], 2, ["deit_smal", "deit_small"]),
         (["--model", "nowhere.safetensors"], 2, ["nowhere.safetensors"]),
         (["--model", "resnet50"], 2, ["ResNet", "patch_embed.proj"]),
+        (["--model", "vit_small_r26_s32_224"], 2, ["patch_embed.backbone"]),
+        (["--model", "vit_small_patch16_223"], 2, ["vit_small_patch16_224"]),
         (["--model", "cifar_vit", "--batch", "0"], 2, ["batch", "0"]),
         (["--model", "cifar_vit", "--withhold", "pos_embd"], 2, ["'pos_embd'", "pos_embed"]),
         (["--model", "cifar_vit", "--img-size", "57"], 2, ["57/7"]),
