@@ -57,6 +57,7 @@ from mjp_privacy.uploads.record import (
 
 UNKNOWN_LABEL = -1
 SEVERAL = 0.2  # share of the strongest class's gradient from which another one's counts as such
+ALIKE = 0.5  # of the largest entry, from which the median of a tensor is about as large
 TURNED = 0.02  # how far a gradient may be from that of a turned sign, as a share of it
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -297,6 +298,18 @@ def _notes_of_step(update: ClientUpdate, model: LoadedModel) -> Iterator[str]:
             "it holds what the weights' precision resolves): that attacks fail on it is no "
             "evidence of safety"
         )
+    elif _is_of_signs(update):
+        yield (
+            "nearly all entries have one size: this looks like the step of Adam or of signs "
+            "(optimizer='adamw', kind='weight_difference', lr=…), which attacks take for a gradient"
+        )
+
+
+def _is_of_signs(update: ClientUpdate) -> bool:
+    """Whether the largest tensors' entries have nearly one size, and no defence made them so."""
+    sizes = sorted((g.abs() for g in update.grads.values() if g.ndim > 2), key=Tensor.numel)[-3:]
+    alike = [float(size.median()) > ALIKE * float(size.max()) for size in sizes]
+    return bool(alike) and all(alike) and update.undeclared is None
 
 
 def _told_labels(
@@ -318,6 +331,7 @@ def _told_labels(
         turned = step == 1 and _is_turned(head, models[0])
     if turned or several > step:
         told = None
+    if turned or (several > step and not _is_of_signs(first)):
         pictures = counted(step, "picture")
         another = "of weights after minus before (give kind='weight_difference' and lr=…)"
         if first.kind == "weight_difference":

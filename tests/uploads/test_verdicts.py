@@ -134,6 +134,18 @@ def test_a_certain_picture_does_not_explain_another_loss(
     assert any("weight_difference" in note for note in unlabelled.notes) == (change == "sign")
 
 
+@pytest.mark.parametrize(
+    "facts", [{}, {"kind": "weight_difference", "lr": 1e-3}, {"defenses": ["sign"]}]
+)
+def test_a_step_of_signs_that_nobody_declared_is_told(
+    model: LoadedModel, gradients: Gradients, facts: dict[str, Any]
+) -> None:
+    signs = {name: -1e-3 * g.sign() for name, g in gradients.items()}
+    notes = attacked(model, signs, **facts).notes
+    told = ["adamw" in note for note in notes if "adamw" in note or "batch=" in note]
+    assert told == ([False] if "defenses" in facts else [True])
+
+
 # mean and std -------------------------------------------------------------------------------------
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
