@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
@@ -103,3 +105,31 @@ class Progress:
             self.console.print(message, markup=False, highlight=False)
         else:
             print(message, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def doing() -> Iterator[Callable[[str], None]]:
+    """A function that is told what begins: it stands behind a spinner on a terminal, elsewhere in a
+    line once there was none for ten seconds; in a notebook nothing is shown."""
+    quiet = "ipykernel" in sys.modules  # whose stderr says that it is a terminal
+    console = Console(stderr=True, force_jupyter=False, quiet=quiet)
+    said, timer = time.monotonic(), Timer(0, print)
+
+    def say(what: str) -> None:
+        nonlocal said
+        said = time.monotonic()
+        print(what, file=sys.stderr, flush=True)
+
+    def begin(what: str) -> None:
+        nonlocal timer
+        status.update(what)
+        timer.cancel()
+        timer = Timer(max(0.0, said + PLAIN_INTERVAL - time.monotonic()), say, [what])
+        if not (quiet or console.is_terminal):
+            timer.start()
+
+    with console.status("") as status:
+        try:
+            yield begin
+        finally:
+            timer.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +9,6 @@ from typing import Any, Literal
 
 import pandas as pd
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from attacks import ATTACKS, find_attack, traits_of
@@ -27,6 +25,7 @@ from attacks.patch_variants import sorted_patches
 from attacks.step import run_steps
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import out_of_memory, torch_generator
+from mjp_privacy.core.progress import doing
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import Size
 from mjp_privacy.core.text import shown
@@ -131,11 +130,10 @@ def attack_gradients(
     refused: dict[str, str] = {}
     skipped: dict[str, str] = {}
     doubts = normalisation_doubts(view)
-    quiet = "ipykernel" in sys.modules  # whose stderr says that it is a terminal
-    with Console(stderr=True, force_jupyter=False, quiet=quiet).status("attacking") as progress:
+    with doing() as begin:
         for number, (name, attack) in enumerate(chosen.items(), 1):
             began = time.perf_counter()
-            progress.update(f"attack {number} of {len(chosen)}: {name}")
+            begin(f"attack {number} of {len(chosen)}: {name}")
             if may_skip and "steps" in traits_of(name):
                 skipped[name] = OPTIMISES
                 continue

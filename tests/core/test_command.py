@@ -180,6 +180,17 @@ def test_a_line_comes_every_ten_seconds_and_what_is_said_is_logged(
     assert (entry["message"], entry["missing"]) == ("loaded [brackets]", ["unk_embed"])
 
 
+def test_what_takes_long_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL", 0.2)
+    with progress.doing() as begin:
+        begin("a short one")
+        begin("a long one")
+        time.sleep(0.6)
+    assert capsys.readouterr().err.splitlines() == ["a long one"]
+
+
 # stops -------------------------------------------------------------------------------------------
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
