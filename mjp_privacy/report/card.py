@@ -63,11 +63,11 @@ ABSENT = {
 }
 """What stands in place of a figure, by the statuses of the attacks' rows; the first that occurs."""
 
+BEST = "Best: each picture's best attack, chosen with the private picture at hand: an upper bound"
 CAPTION = (
     "Exactly: equal to the original in every 8-bit value; the share with its 95 % interval, crops "
     "of one photograph counted as one. 20 dB or more: usually recognisable. Mean: of each "
-    "picture's PSNR, at most 100 dB, with its 95 % interval. Best: each picture's best attack, "
-    "chosen with the private picture at hand: an upper bound. No gradient: the best "
+    f"picture's PSNR, at most 100 dB, with its 95 % interval. {BEST}. No gradient: the best "
     "picture made of no upload; an attack that gets no more has failed."
 )
 
@@ -374,7 +374,8 @@ def console_card(card: Card) -> str:
     if not card.columns:
         return "\n".join(said + _wrapped(card.beside, 9) * bool(card.assumptions)) + "\n"
     further = f"{counted(card.further, 'further client')} on the page" if card.further else ""
-    under = _wrapped(". ".join(filter(None, (flag_names(card), further))), 3)
+    best = BEST if any("best" in heading for heading in card.columns.values()) else ""
+    under = _wrapped(". ".join(filter(None, (best, flag_names(card), further))), 3)
     return "\n".join([*said, *_aligned(card), *under]) + "\n"
 
 

@@ -96,12 +96,13 @@ def test_no_width_overflows_and_nothing_is_fetched(ran: Ran, page_folder: Path, 
         frame.style.width = width + 'px';
         await pause();
         found.push(doc.documentElement.scrollWidth <= width);
+        found.push(one('nav').scrollWidth <= one('nav').clientWidth);
       }
       const scripted = doc.documentElement.classList.contains('js');
       return [found, scripted, page.performance.getEntriesByType('resource').length];
     """
     for folder in (page_folder, two):
-        assert ran(script, folder) == [[True] * 3, True, 0]
+        assert ran(script, folder) == [[True] * 6, True, 0]
 
 
 @pytest.mark.parametrize("size", [(1280, 900), (390, 844)])
