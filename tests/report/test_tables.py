@@ -175,14 +175,6 @@ def test_unshuffled_pictures_are_counted_and_the_exact_ones_among_them(tmp_path:
     assert [part for part in sentence.split() if part.isdigit()] == ["3", "5", "1", "2"]
 
 
-def test_few_images_are_counted(tmp_path: Path) -> None:
-    for images, photographs, said in ((9, None, "9 images"), (10, None, ""), (12, 2, "2 photo")):
-        line = (cell("x"), [20.0 + place for place in range(images)])
-        notes = notes_of(run_of(tmp_path / f"{images}", line, photographs=photographs))
-        assert ("Few: " in notes) == bool(said)
-        assert said in notes
-
-
 def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> None:
     """Of whole lines and of images, over all lines; an image counts once for all its scores."""
     refused = {"status": "unsupported", "reason": "a batch of 2"}
