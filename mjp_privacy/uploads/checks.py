@@ -15,7 +15,8 @@ upload; those of masked ones are not, so the best ones are taken:
     misfit = min over the masked g_i of || G - sum_i g_i x_i^T || / || G ||
 
 Where no patch is masked and there are fewer patches than equations (N < D), G = A^T X has one
-solution, and a relative error of G becomes at most cond(A) times that in X.
+solution, and a relative error of G becomes at most cond(A) times that in X. The misfit shows of an
+error only what no patches explain: of D equations D - N parts, the patches took up the other N.
 """
 
 from __future__ import annotations
@@ -434,7 +435,9 @@ def patch_check(view: AttackerView, patches: Tensor) -> tuple[Tensor, Tensor, Te
     equations = width - centred.long()  # norms that take means away leave one fewer in G, too
     unique = (facts["rank_a"] == patch_count) & (patch_count < equations) & ~masked.any(1)
     unique &= ~_projected(update, total, patch_count)
-    return misfits, misfits * facts["cond_a"] < LITTLE, unique
+    # Patches take up their share of an error; equations beyond their number show the rest.
+    taken_up = (patch_count / (equations - patch_count).clamp_min(1)).clamp_min(1).sqrt()
+    return misfits, misfits * taken_up * facts["cond_a"] < LITTLE, unique
 
 
 def _replaced(view: AttackerView, patches: Tensor) -> Tensor:
