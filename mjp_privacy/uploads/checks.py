@@ -46,7 +46,9 @@ from attacks.equations.patch_system import (
     lacks_gradients,
     patch_system,
     to_unit_range,
+    weights,
 )
+from attacks.equations.sent_gradients import weight_rounding
 from attacks.equations.several_uploads import several_uploads
 from attacks.equations.span import combine, upload_span
 from attacks.step import BREAKDOWN
@@ -68,7 +70,9 @@ float16, with one of them mirrored 5e-4, with one of another photograph 1e-3."""
 def different_pictures(view: AttackerView) -> str:
     """What shows that several uploads of single pictures do not hold the same one, and which upload
     does not fit if it is one; "" where nothing does. However the patches are shuffled, the patch
-    embedding's gradients of one picture have the rank of its N patches together."""
+    embedding's gradients of one picture have the rank of its N patches together. A difference of
+    weights that is little more than their rounding, as of a picture that was learned, counts less.
+    """
     declared = any(bool((error_of(u, PATCH) > 0).any()) for u in view.updates if PATCH in u.grads)
     single = all(
         u.batch == u.steps == u.steps_in_all == 1 and u.optimizer == "sgd" for u in view.updates
@@ -76,7 +80,13 @@ def different_pictures(view: AttackerView) -> str:
     if len(view.updates) < 2 or not single or declared or lacks_gradients(view, PATCH):
         return ""
     sent = [gradient(view, update, PATCH)[0].flatten(1) for update in view.updates]
-    squares = [of.mT @ of / of.square().sum() for of in sent]  # p × p, one for each upload
+    for place, (update, of) in enumerate(zip(view.updates, sent, strict=True)):
+        size, rounded = of.abs().max(), 0.0  # squares of tiny numbers are none
+        if update.kind == "weight_difference":
+            own = torch.finfo(update.dtype).eps * float(weights(view, update)[PATCH].norm())
+            rounded = weight_rounding(update, own)
+        sent[place] = of / size / ((of / size).norm() + rounded / size / BEYOND)
+    squares = [of.mT @ of for of in sent]  # p × p, one for each upload
     patches, rows = view.model.grid.patches, [len(of) for of in sent]
 
     def fit(chosen: Sequence[int]) -> bool:
@@ -84,7 +94,7 @@ def different_pictures(view: AttackerView) -> str:
             return True  # too few rows to tell
         together = torch.stack([squares[at] for at in chosen]).sum(0)
         strengths = torch.linalg.eigvalsh(together).clamp_min(0).sqrt()
-        return bool(strengths[-patches - 1] <= BEYOND * strengths[-1])
+        return bool(strengths[-patches - 1] <= BEYOND * strengths[-1].clamp_min(1))
 
     places = range(len(sent))
     if fit(places):
