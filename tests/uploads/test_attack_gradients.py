@@ -162,17 +162,28 @@ def test_several_uploads_of_more_patches_than_the_width_tell_the_normalisation(m
     assert ("mean 0.5" in str(best.doubts)) == (mean != 0.5)
 
 
-def test_an_upload_of_another_picture_is_named() -> None:
+@pytest.mark.parametrize(("kind", "share"), [("gradient", 1e-170), ("weight_difference", 1e-5)])
+def test_an_upload_of_another_picture_is_named(kind: str, share: float) -> None:
+    """One of a model that has learned the picture sends a share of the others' gradient, of which
+    weights in float32 keep few digits."""
     model, (one, other) = planted_model(patch_size=8), planted_images(2).split(1)
-    sent = [gradient_of(model, one, torch.tensor([label])) for label in range(4)]
-    chosen: dict[str, Any] = {"attacks": {"multi_round": STATIONARY}}
-    assert not any(
-        "hold the same picture" in note for note in attack_gradients(model, sent, **chosen).notes
-    )
-    sent[2] = gradient_of(model, other, LABEL)
-    (note,) = [
-        n for n in attack_gradients(model, sent, **chosen).notes if "hold the same picture" in n
-    ]
+    step: dict[str, Any] = {"kind": kind, "attacks": {"multi_round": STATIONARY}}
+    own = dict(model.named_parameters())
+
+    def sent(image: Tensor, label: int, share: float = 1.0) -> Gradients:
+        grads = gradient_of(model, image, torch.tensor([label]))
+        if kind == "gradient":
+            return {name: share * grad.double() for name, grad in grads.items()}
+        step["lr"] = 0.1
+        before = {name: own[name].detach().float() for name in grads}
+        return {n: before[n] - 0.1 * share * g.float() - before[n] for n, g in grads.items()}
+
+    uploads = [sent(one, 0, share), *(sent(one, label) for label in range(1, 4))]
+    notes = attack_gradients(model, uploads, **step).notes
+    assert not any("hold the same picture" in note for note in notes)
+    uploads[2] = sent(other, 3)
+    notes = attack_gradients(model, uploads, **step).notes
+    (note,) = [note for note in notes if "hold the same picture" in note]
     assert "without upload 3 of 4" in note
 
 

@@ -388,3 +388,21 @@ def test_as_many_patches_as_equations_are_not_certain(spread: float) -> None:
     best = attack_gradients(network, images=image, **given).best
     assert best.misfit < 1e-6
     assert best.verified == 0
+
+
+@pytest.mark.parametrize(("error", "certain"), [(0.0, True), (1e-3, False)])
+def test_an_error_that_patches_take_up_counts_as_well(error: float, certain: bool) -> None:
+    """Of 51 equations for 49 patches two show what is wrong, so that little is left of much."""
+    sizes: dict[str, Any] = {"img_size": 56, "patch_size": 8, "embed_dim": 52, "num_heads": 4}
+    network = timm.models.VisionTransformer(**sizes, depth=1, num_classes=10).eval()
+    image = photographs(1, 56).float()
+    torch.manual_seed(1)
+    rows = torch.randn(50, 52)
+    rows -= rows.mean(1, keepdim=True)
+    total = rows[1:].mT @ to_patches((image[0] - 0.5) / 0.5, 8)
+    total += error * total.square().mean().sqrt() * torch.randn_like(total)
+    sent = {"pos_embed": rows[None], "patch_embed.proj.weight": total.view(52, 3, 8, 8)}
+    given = {"mean": 0.5, "std": 0.5, "attacks": "patch_gradient"}
+    best = attack_gradients(network, sent, images=image, **given).best
+    assert best.is_certain == certain
+    assert (best.psnr > 60) == certain
