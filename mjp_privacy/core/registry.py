@@ -9,8 +9,12 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.text import first_of
 
 T = TypeVar("T")
+
+SHORTEST, MOST_NEAR = 3, 6
+"""Letters of a part of a name that is looked for in others, and how many of these are told."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,16 @@ class Registry(dict[str, T]):
 
 
 def did_you_mean(name: str, available: Iterable[str], otherwise: str = "") -> str:
-    """A sentence to end an error message with, such as " Did you mean april?"; `otherwise` where no
-    name is near."""
-    near = get_close_matches(name, list(available), n=1)
-    return f" Did you mean {near[0]}?" if near else otherwise
+    """A sentence to end an error message with, such as " Did you mean april?": the names that hold
+    this one, those first that begin with it, else the nearest; a number at the end of a family's
+    name may be another. `otherwise` where no name is near."""
+    names = list(available)
+    near = [other for other in names if len(name) >= SHORTEST and name in other]
+    near = sorted(near, key=lambda other: not other.startswith(name))
+    if not near and not (near := get_close_matches(name, names, n=1)):
+        family = name.rstrip("0123456789")
+        return did_you_mean(family, names, otherwise) if family != name else otherwise
+    return f" Did you mean {first_of(near, MOST_NEAR)}?"
 
 
 def unknown_name(kind: str, name: str, available: Iterable[str]) -> UserError:

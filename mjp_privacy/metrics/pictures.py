@@ -103,6 +103,15 @@ def overlap(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left.flatten(1).unsqueeze(1), right.flatten(1).unsqueeze(2)).flatten()
 
 
+def _check_size(metric: str, height: int, width: int) -> None:
+    """Raise where pictures are too small for a metric."""
+    if min(height, width) < (side := SMALLEST[metric]):
+        raise UserError(
+            f"{metric.upper()} expected images of at least {side}×{side} pixels; these are "
+            f"{height}×{width}. Leave {metric} out of the metrics or score larger images."
+        )
+
+
 @dataclass(frozen=True)
 class SquaredError:
     """The mean squared error as a measure: MSE, and PSNR after `decibels`."""
@@ -190,6 +199,8 @@ def _rounded(products: Tensor, scale: Tensor) -> Tensor:
 
 SIGMA = 1.5
 RADIUS = 5  # 11 taps
+SMALLEST = {"ssim": 2 * RADIUS + 1, "lpips": 31}
+"""Pixels a side that metrics need: a whole window; at LPIPS' second pooling one."""
 C1 = 0.01**2
 C2 = 0.03**2
 STRIP = 16  # windows that one matrix product makes along a side
@@ -235,11 +246,7 @@ class StructuralSimilarity:
 
     def _window(self, images: Tensor) -> GaussianWindow:
         m, channels, height, width = images.shape
-        if min(height, width) < 2 * RADIUS + 1:
-            raise UserError(
-                f"SSIM expected images of at least {2 * RADIUS + 1}×{2 * RADIUS + 1} pixels; these "
-                f"are {height}×{width}. Leave ssim out of the metrics or score larger images."
-            )
+        _check_size("ssim", height, width)
         margin = RADIUS if self.zero_padded else 0
         shape = (m, channels, height, width)
         return gaussian_window(shape, margin, images.device, threading.get_ident())
@@ -325,7 +332,6 @@ def _bands(windows: int, device: torch.device) -> Tensor:
 # off.
 
 PACKAGED = Path(__file__).parents[1] / "assets" / "alexnet_features_fp16.safetensors"
-SMALLEST = 31  # pixels a side: below that the second pooling has no window left
 
 HEADS = FileKind("LPIPS' weights in the lpips package", "Install the lpips package again.")
 OF_PACKAGE = FileKind("AlexNet's weights in this package", "Install mjp-privacy again.")
@@ -418,11 +424,7 @@ class Lpips:
     def prepare(self, references: Tensor) -> Prepared:
         """The references' features, (m, places, channels) for each layer."""
         channels, height, width = references.shape[1:]
-        if min(height, width) < SMALLEST:
-            raise UserError(
-                f"LPIPS expected images of at least {SMALLEST}×{SMALLEST} pixels; these are "
-                f"{height}×{width}. Leave lpips out of the metrics or score larger images."
-            )
+        _check_size("lpips", height, width)
         if channels not in (1, 3):
             raise UserError(
                 f"LPIPS expected images of 3 channels (RGB) or 1 (grey); these have {channels}. "

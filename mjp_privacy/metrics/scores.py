@@ -27,6 +27,7 @@ from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data.decoding import ImageError, decode_image
 from mjp_privacy.data.files import Files, image_names, open_files
 from mjp_privacy.metrics.pictures import (
+    SMALLEST,
     Lpips,
     Measure,
     Metric,
@@ -251,6 +252,12 @@ def chosen_metrics(metrics: Names | None) -> dict[Key, Metric]:
             raise unknown_name("metric", name, names)
         chosen |= {(metric.name, metric.variant): metric for metric in found}
     return chosen
+
+
+def metrics_of_size(height: int, width: int) -> list[Key]:
+    """The metrics that have a value of pictures of this size: not LPIPS of MNIST's."""
+    large = (m for m in METRICS.values() if min(height, width) >= SMALLEST.get(m.name, 1))
+    return [(metric.name, metric.variant) for metric in large]
 
 
 def _images(role: str, images: Images) -> Tensor:

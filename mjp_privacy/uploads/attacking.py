@@ -35,7 +35,7 @@ from mjp_privacy.experiment.source import refused_by_block
 from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Refusal
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import SMALLEST, psnr, quantise
-from mjp_privacy.metrics.scores import METRICS, score
+from mjp_privacy.metrics.scores import metrics_of_size, score
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
@@ -48,7 +48,15 @@ from mjp_privacy.uploads.checks import (
 )
 from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
-from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
+from mjp_privacy.uploads.reading import (
+    Held,
+    Images,
+    Labels,
+    Models,
+    check_keywords,
+    read_images,
+    said,
+)
 
 Named = Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
@@ -113,6 +121,7 @@ def attack_gradients(
     """
     if not seconds > 0:
         raise UserError(f"seconds={seconds}: expected a positive number.")
+    check_keywords(step, attack_gradients)
     started = time.perf_counter()
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
@@ -170,6 +179,8 @@ def attack_gradients(
     if private is not None:
         grey = mean_image(view).double().cpu().expand_as(private)
         floor = float(psnr(grey, private).mean())
+        if small := [n for n, side in SMALLEST.items() if min(private.shape[-2:]) < side]:
+            notes.append(f"pictures are too small for {' and '.join(small)}: not among the scores")
     return Leak(
         results,
         refused,
@@ -403,10 +414,8 @@ def scored(made: Reconstructed, private: Tensor, batch: int = 1) -> Reconstructe
         places = torch.cat(own).tolist()
     usable = [at for at, place in enumerate(places) if place not in made.reasons]
     images, originals = made.images[[places[at] for at in usable]], private[usable]
-    names = dict.fromkeys(METRICS[key].name for key in METRICS)
-    if min(private.shape[-2:]) < SMALLEST:
-        del names["lpips"]  # which has no value of pictures like MNIST's
-    values = score(images, originals, [f"{name}/standard" for name in names])
+    metrics = [key for key in metrics_of_size(*private.shape[-2:]) if key[1] == "standard"]
+    values = score(images, originals, metrics)
     near = (images - originals).abs() < TIE
     same = near | (quantise(images.double()) == quantise(originals.double()))
     columns = {name: numbers for (name, _), numbers in values.items()}

@@ -14,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 from torch import Tensor
 
@@ -170,9 +171,9 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
     several, count = leak.batch > 1 or shared, len(best.images)
     of = "places for pictures that uploads share" if shared else "pictures"
     mine = f"{best.attack}'s {of if several else 'picture'}"
-    left = (
-        f"residual {best.scaled_residual:.2g} {_times(best.factor)}, {best.residual:.2g} as it is"
-    )
+    left = f"residual {best.residual:.2g}"
+    if best.scaled_residual < 0.9 * best.residual:  # else the factor tells next to nothing
+        left += f", {best.scaled_residual:.2g} if the upload is {_digits(best.factor)} times its own"
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.2g})"
     shape = f" ({leak.another_shape})" if leak.another_shape else ""
     fits = _explained(best)
@@ -224,7 +225,7 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
 def _explained(best: Reconstructed) -> str:
     """How the pictures explain the uploaded gradient, to the sentence's end; empty where they do
     not."""
-    residual, times = best.scaled_residual, _times(best.factor)
+    residual = best.scaled_residual
     enough = EXPLAINED
     if not math.isnan(best.rolled):
         enough = min(EXPLAINED, max(EQUAL, TELLS * best.rolled))
@@ -234,14 +235,15 @@ def _explained(best: Reconstructed) -> str:
         why = "is the sign another"
         if best.factor > 0:
             why = "was it clipped, averaged or scaled, or is the loss another (label smoothing)"
-        return f"explains {PART} {times} (residual {residual:.1e}); {why}?"
+        own = f"which is {_digits(best.factor)} times its own (residual {residual:.1e})"
+        return f"explains {PART}, {own}; {why}?"
     return ""
 
 
-def _times(factor: float) -> str:
-    """A factor in words: `times 1/57.9` below 1, `times 2.5` above."""
-    sign, size = "−" if factor < 0 else "", abs(factor)
-    return f"times {sign}1/{1 / size:.3g}" if 0 < size < 1 else f"times {sign}{size:.3g}"
+def _digits(factor: float) -> str:
+    """A factor without powers of ten: 0.0173, −1300."""
+    digits = np.format_float_positional(abs(factor), 3, fractional=False, trim="-")
+    return "−" * (factor < 0) + digits
 
 
 # all attacks -------------------------------------------------------------------------------------

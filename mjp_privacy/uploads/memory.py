@@ -36,6 +36,7 @@ from mjp_privacy.uploads.reading import (
     Labels,
     Models,
     ToldErrors,
+    check_keywords,
     images_in_a_step,
     modules_of,
     read_gradients,
@@ -431,6 +432,7 @@ def save_upload(
     step    what is public of the client's step, as in `attack_gradients`: kind, batch, lr, ...
     model, gradients, labels, mean, std, img_size  as in `attack_gradients`
     """
+    check_keywords(step, save_upload)
     root = _free_folder(folder, name)
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     own = own_uploads(model, gradients, step, labels=labels, images=images, as_sent=True, **pixels)

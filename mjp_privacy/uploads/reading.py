@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from attacks.equations import PATCH, PATCH_BIAS, TABLE, UNKNOWN
 from mjp_privacy.client.config import ClientConfig, told_client
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.core.registry import did_you_mean, unknown_name
 from mjp_privacy.core.schema import NotNegative, Size, height_width, schema
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models import LoadedModel
@@ -85,6 +87,16 @@ class ToldErrors:
     rounding: NotNegative = 0.0
     """Of errors that leave a zero entry zero (quantised or dropped entries); half-precision tensors
     need none."""
+
+
+def check_keywords(facts: Mapping[str, Any], call: Callable[..., Any]) -> None:
+    """Raise for a keyword that neither the call has nor what is public of a client's step."""
+    own = [one.name for one in signature(call).parameters.values() if one.kind == one.KEYWORD_ONLY]
+    of_step = [field.name for kind in (ClientConfig, ToldErrors) for field in fields(kind)]
+    known = sorted({*own, "kind", *of_step} - {"upload"})
+    for name in facts:
+        if name not in (*known, "upload"):
+            raise unknown_name("keyword", name, known)
 
 
 def read_step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,29 @@ def test_every_attack_has_a_result_or_a_reason(model: LoadedModel, gradients: Gr
         nothing.show()
     with pytest.raises(UserError, match="april"):
         _ = nothing.best
+
+
+def test_pictures_below_the_windows_of_metrics_have_the_other_scores() -> None:
+    """Of 8 pixels a side SSIM and LPIPS have no value, which is noted."""
+    small = planted_model(img_size=8)
+    picture = planted_images(1, 8)
+    own = gradient_of(small, picture, LABEL)
+    leak = attack_gradients(small, own, attacks="patch_gradient", images=picture)
+    assert leak.scores is not None
+    assert set(leak.scores) == {"attack", "image", "mse", "psnr", "fft2d", "exact"}
+    assert any("ssim" in note for note in leak.notes)
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("roundig", "rounding"), ("kinds", "kind"), ("nois", "noise"), ("image", "images")],
+)
+def test_a_misspelt_keyword_is_told_what_is_meant(
+    model: LoadedModel, gradients: Gradients, tmp_path: Path, misspelt: str, meant: str
+) -> None:
+    for call in (attack_gradients, partial(save_upload, tmp_path)):
+        with pytest.raises(UserError, match=rf"{misspelt}.* {meant}\?"):
+            call(model, gradients, **{misspelt: 0.1})
 
 
 # several uploads ----------------------------------------------------------------------------------
