@@ -22,9 +22,10 @@ from attacks.equations.patch_system import (
     lacks_gradients,
     lacks_positions,
     patch_system,
+    to_unit_range,
 )
 from attacks.patch_variants import sorted_patches
-from attacks.step import run_steps
+from attacks.step import BREAKDOWN, run_steps
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import out_of_memory, torch_generator
 from mjp_privacy.core.registry import unknown_name
@@ -42,6 +43,7 @@ from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import (
     Doubt,
     different_pictures,
+    fed_pixels,
     judged,
     normalisation_doubts,
     shuffled_patches,
@@ -139,7 +141,7 @@ def attack_gradients(
     results: dict[str, Reconstructed] = {}
     refused: dict[str, str] = {}
     skipped: dict[str, str] = {}
-    doubts = normalisation_doubts(view)
+    doubts, together = normalisation_doubts(view), _determined_together(view)
     quiet = "ipykernel" in sys.modules  # whose stderr says that it is a terminal
     with Console(stderr=True, force_jupyter=False, quiet=quiet).status("attacking") as progress:
         for number, (name, attack) in enumerate(chosen.items(), 1):
@@ -156,6 +158,8 @@ def attack_gradients(
                 skipped[name] = NOT_NEEDED
                 continue
             made = _run(attack, uploads, seen, seed, seconds, doubts)
+            if together is not None and isinstance(made, Reconstructed) and made.images is not None:
+                made = replace(made, together=together.concerns(made.images[0]))
             if isinstance(made, str):
                 refused[name] = made
                 continue
@@ -195,6 +199,18 @@ def attack_gradients(
         _moved(results, view),
         view.model.other_size,
     )
+
+
+def _determined_together(view: AttackerView) -> Doubt | None:
+    """The picture that the equations of several uploads' patch embeddings determine, whatever the
+    weights; None where they do not. Nothing need speak against it."""
+    if len(view.updates) < 2:
+        return None
+    try:
+        fed = fed_pixels(view)
+    except BREAKDOWN:
+        return None
+    return None if fed is None else Doubt("", to_unit_range(view, fed.cpu()))
 
 
 def _moved(results: Mapping[str, Reconstructed], view: AttackerView) -> int:

@@ -60,6 +60,8 @@ class Reconstructed:
     misfits: Tensor | None = None  # (m,) the same without the loss: see `uploads/checks.py`
     certain: Tensor | None = None
     """(m,) bool: whatever the loss, only the client's picture fits, or one that uploads share."""
+    together: bool = False
+    """Whether the patch embeddings of several uploads determine it, whatever the weights."""
     doubts: Mapping[int, str] = field(default_factory=dict)
     """{place of a picture: what its pixels say against the declared mean and std}."""
     replaced: str = ""  # what says that a token may have taken the place of patches
@@ -206,6 +208,12 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
         lacks = best.uncompared or "that takes labels (labels=…) and the gradients of all layers"
         are = "are" if several else "is"
         said = f"Nothing in the upload tells whether {mine} {are} the client's{solved}: {lacks}."
+    elif best.together and known:
+        said = (
+            f"{mine} alone solves the equations of all uploads' patch embeddings{solved}, whatever "
+            f"the weights; of the gradient with these weights a part is left ({left})."
+        )
+        why = f" If it is the client's, {NOT_ASSUMED}."
     elif known and not math.isnan(best.rolled):
         said = (
             f"{mine} {come} near the uploaded gradient ({left}), but with all patches moved by one "
@@ -326,7 +334,8 @@ class Leak:
             misfit = coarse(made.misfit, EXPLAINED if several else math.inf)
             nearest = float(f"{min(1.0, made.scaled_residual):.1g}")  # 1 where none is known
             assumes = made.verified > 0 and "8 bit" in traits and not several
-            first = not in_order, len(made.reasons), -made.verified, assumes, behind
+            sure = -made.verified, -made.together
+            first = not in_order, len(made.reasons), *sure, assumes, behind
             solved = -made.solved if behind else 0
             return *first, solved, residual, guess, misfit, nearest
 

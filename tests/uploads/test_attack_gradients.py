@@ -186,6 +186,24 @@ def test_several_uploads_of_more_patches_than_the_width_tell_the_normalisation(m
     assert ("mean 0.5" in str(best.doubts)) == (mean != 0.5)
 
 
+def test_what_uploads_determine_together_is_best_whatever_the_weights() -> None:
+    """Of a client whose weights moved and are not known one upload's picture leaves less."""
+    narrow: dict[str, Any] = {"embed_dim": 48, "num_heads": 3}
+    sent, moving = [], planted_model(**narrow)
+    draws = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        with torch.no_grad():
+            for p in moving.parameters():
+                p += 0.05 * torch.randn(p.shape, generator=draws, dtype=p.dtype)
+        sent.append(gradient_of(moving, planted_images(1), LABEL))
+    chosen = ("patch_prior", "multi_round")
+    leak = attack_gradients(planted_model(**narrow), sent, attacks=chosen)
+    assert leak["patch_prior"].scaled_residual < leak["multi_round"].scaled_residual
+    assert leak.best.attack == "multi_round"
+    assert off(leak.best.image) < 1e-5
+    assert [made.together for made in leak] == [False, True]
+
+
 def test_an_upload_of_another_picture_is_named() -> None:
     model, (one, other) = planted_model(patch_size=8), planted_images(2).split(1)
     sent = [gradient_of(model, one, torch.tensor([label])) for label in range(4)]
