@@ -156,6 +156,12 @@ def _model(line: Line) -> Iterable[str]:
         yield f"Input size {size_text(cell.pixels)}; the paper's is {PAPERS_SIZE}."
 
 
+READINGS = {
+    "exposed": " (w/o PEs: the table stays zero; its gradient is uploaded, for APRIL reads it)",
+    "strict": " (w/o PEs: there is no table, and nothing of one is uploaded)",
+}
+
+
 def _client(line: Line) -> Iterable[str]:
     cell = line.cell
     facts = {"dtype": cell.dtype, "mode": cell.mode, "loss": cell.loss, "batch": cell.batch}
@@ -166,8 +172,8 @@ def _client(line: Line) -> Iterable[str]:
         yield f"Client: {', '.join(parts)}. The paper does not state these."
     if cell.lpips:
         yield f"LPIPS (AlexNet): {cell.lpips}."
-    if cell.position_embedding:
-        yield f"Position embedding: {cell.position_embedding}."
+    if kind := cell.position_embedding:
+        yield f"Position embedding: {kind}{READINGS.get(kind, '')}."
     yield from (str(note) for note in cell.notes or ())
 
 
