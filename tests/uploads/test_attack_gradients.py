@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 
@@ -237,6 +238,18 @@ def test_what_is_not_known_is_noted(model: LoadedModel, gradients: Gradients) ->
     patches = ("patch_embed.proj.weight", "patch_embed.proj.bias")
     frozen = {n: torch.zeros_like(g) if n in patches else g for n, g in gradients.items()}
     assert not {*patches} & {*own_uploads(model, frozen, {}).updates[0].grads}
+
+
+@pytest.mark.parametrize(("scale", "double"), [(1e-5, False), (1e-5, True), (0.1, False)])
+def test_a_layer_scale_that_float32_rounds_off_is_noted(scale: float, double: bool) -> None:
+    network = timm.create_model(
+        "vit_small_patch14_dinov2", img_size=28, depth=1, num_classes=7, init_values=scale
+    )
+    sent = {name: torch.ones_like(p) for name, p in network.named_parameters()}
+    if double:
+        sent = {name: gradient.double() for name, gradient in sent.items()}
+    notes = own_uploads(network, sent, {"batch": 1}, labels=LABEL, mean=0.5, std=0.5).notes
+    assert any("layer scale" in note for note in notes) == (scale < 0.1 and not double)
 
 
 def test_a_turned_sign_is_told_of_a_network_that_is_sure_of_another_class() -> None:
