@@ -13,9 +13,6 @@ from mjp_privacy.core.text import first_of
 
 T = TypeVar("T")
 
-SHORTEST, MOST_NEAR = 3, 6
-"""Letters of a part of a name that is looked for in others, and how many of these are told."""
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -68,12 +65,12 @@ def did_you_mean(name: str, available: Iterable[str], otherwise: str = "") -> st
     this one, those first that begin with it, else the nearest; a number at the end of a family's
     name may be another. `otherwise` where no name is near."""
     names = list(available)
-    near = [other for other in names if len(name) >= SHORTEST and name in other]
-    near = sorted(near, key=lambda other: not other.startswith(name))
-    if not near and not (near := get_close_matches(name, names, n=1)):
-        family = name.rstrip("0123456789")
-        return did_you_mean(family, names, otherwise) if family != name else otherwise
-    return f" Did you mean {first_of(near, MOST_NEAR)}?"
+    for part in (name, name.rstrip("0123456789")):
+        holding = [other for other in names if len(part) > 2 and part in other]
+        begun = [other for other in holding if other.startswith(part)]
+        if near := [*dict.fromkeys(begun + holding)] or get_close_matches(part, names, n=1):
+            return f" Did you mean {first_of(near, 6)}?"
+    return otherwise
 
 
 def unknown_name(kind: str, name: str, available: Iterable[str]) -> UserError:

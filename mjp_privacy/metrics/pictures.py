@@ -103,15 +103,6 @@ def overlap(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left.flatten(1).unsqueeze(1), right.flatten(1).unsqueeze(2)).flatten()
 
 
-def _check_size(metric: str, height: int, width: int) -> None:
-    """Raise where pictures are too small for a metric."""
-    if min(height, width) < (side := SMALLEST[metric]):
-        raise UserError(
-            f"{metric.upper()} expected images of at least {side}×{side} pixels; these are "
-            f"{height}×{width}. Leave {metric} out of the metrics or score larger images."
-        )
-
-
 @dataclass(frozen=True)
 class SquaredError:
     """The mean squared error as a measure: MSE, and PSNR after `decibels`."""
@@ -246,7 +237,6 @@ class StructuralSimilarity:
 
     def _window(self, images: Tensor) -> GaussianWindow:
         m, channels, height, width = images.shape
-        _check_size("ssim", height, width)
         margin = RADIUS if self.zero_padded else 0
         shape = (m, channels, height, width)
         return gaussian_window(shape, margin, images.device, threading.get_ident())
@@ -423,8 +413,7 @@ class Lpips:
 
     def prepare(self, references: Tensor) -> Prepared:
         """The references' features, (m, places, channels) for each layer."""
-        channels, height, width = references.shape[1:]
-        _check_size("lpips", height, width)
+        channels = references.shape[1]
         if channels not in (1, 3):
             raise UserError(
                 f"LPIPS expected images of 3 channels (RGB) or 1 (grey); these have {channels}. "

@@ -72,6 +72,13 @@ class References:
     @classmethod
     def of(cls, images: Tensor, metrics: Mapping[Key, Metric]) -> References:
         """Images (m, C, H, W) in [0, 1], on the device where scores are to be computed."""
+        height, width = images.shape[-2:]
+        for name in (metric.name for metric in metrics.values()):
+            if min(height, width) < (side := SMALLEST.get(name, 1)):
+                raise UserError(
+                    f"{name.upper()} expected images of at least {side}×{side} pixels; these are "
+                    f"{height}×{width}. Leave {name} out of the metrics or score larger images."
+                )
         images = images.clamp(0, 1).contiguous()
         known = cls(images, levels(images).to(torch.uint8), metrics, {})
         prepared: dict[Step, Prepared] = {}

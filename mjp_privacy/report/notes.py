@@ -156,12 +156,6 @@ def _model(line: Line) -> Iterable[str]:
         yield f"Input size {size_text(cell.pixels)}; the paper's is {PAPERS_SIZE}."
 
 
-READINGS = {
-    "exposed": " (w/o PEs: the table stays zero; its gradient is uploaded, for APRIL reads it)",
-    "strict": " (w/o PEs: there is no table, and nothing of one is uploaded)",
-}
-
-
 def _client(line: Line) -> Iterable[str]:
     cell = line.cell
     facts = {"dtype": cell.dtype, "mode": cell.mode, "loss": cell.loss, "batch": cell.batch}
@@ -173,7 +167,8 @@ def _client(line: Line) -> Iterable[str]:
     if cell.lpips:
         yield f"LPIPS (AlexNet): {cell.lpips}."
     if kind := cell.position_embedding:
-        yield f"Position embedding: {kind}{READINGS.get(kind, '')}."
+        exposed = " (w/o PEs: the table stays zero; its gradient is uploaded, for APRIL reads it)"
+        yield f"Position embedding: {kind}{exposed if kind == 'exposed' else ''}."
     yield from (str(note) for note in cell.notes or ())
 
 

@@ -135,11 +135,6 @@ class Row:
         return self.paper, self.line.cell.setting, same_client(self.client)
 
     @property
-    def printed(self) -> PublishedRow | None:
-        """The paper's row that stands beneath it: none beneath weights that nobody trained."""
-        return None if self.line.cell.checkpoint == "random" else self.paper
-
-    @property
     def n(self) -> str:
         """How many pictures its means are of: `200`, or `5 of 6` where others have no score."""
         counts = self.scores["psnr"].counts
@@ -162,11 +157,13 @@ def table5_rows(clients: Sequence[Client]) -> list[Row]:
                 named = line.cell.paper_row  # that the config says this line stands for
                 paper = None if named is None else published_row(named["model"], named["setting"])
                 group = paper.group if paper else GROUP_OF_SETTING[line.cell.setting]
+                if line.cell.checkpoint == "random":  # beside which the paper's say nothing
+                    paper = None
                 leak = _leak(client, attacked)
                 rows.append(Row(group, line, paper, client, leak))
     if not any(row.scores["psnr"].n for row in rows):
         return []
-    rows = [row for row in rows if row.paper] or rows
+    rows = [row for row in rows if row.line.cell.paper_row] or rows
     single = {row.key for row in rows if row.line.cell.dtype == "float32"}
     kept = [row for row in rows if row.line.cell.dtype == "float32" or row.key not in single]
     places = {row: at for at, row in enumerate(TABLE5)}
@@ -210,13 +207,12 @@ def table5(rows: Sequence[Row]) -> TextTable | None:
         same = alike[cell.model, cell.setting, cell.gamma]
         name = cell.model if same == 1 else row.client.title  # which says what else differs
         body.append((number, name, cell.setting, ratio, *scores, row.n, _leak_text(row)))
-        paper = row.printed
-        if paper and (at + 1 == len(rows) or rows[at + 1].printed != paper):
-            printed = [digits(name, getattr(paper, name)) for name in ("acc", *METRICS)]
-            star = " †" if paper.repeats else ""
+        if row.paper and (at + 1 == len(rows) or rows[at + 1].paper != row.paper):
+            printed = [digits(name, getattr(row.paper, name)) for name in ("acc", *METRICS)]
+            star = " †" if row.paper.repeats else ""
             muted.add(len(body))
-            name = f"the paper's {paper.model}{star}"
-            body.append(("", name, paper.setting, DASH, *printed, "", ""))
+            name = f"the paper's {row.paper.model}{star}"
+            body.append(("", name, row.paper.setting, DASH, *printed, "", ""))
     align = "lllr" + "r" * (2 + len(METRICS)) + "l"
     header += ["n", "what really leaks"]
     caption = differences(rows)
@@ -235,7 +231,7 @@ def differences(rows: Sequence[Row]) -> str:
     """One line under the table: what differs from the paper's, and what was not run."""
     cells = [row.line.cell for row in rows]
     said = []
-    if any(row.printed for row in rows):
+    if any(row.paper for row in rows):
         papers = all(cell.data_is_papers for cell in cells)
         others = "of" if papers else "that are not"
         said.append(f"Ours: pictures {others} the paper's 1,000 of ImageNet")
@@ -254,7 +250,7 @@ def differences(rows: Sequence[Row]) -> str:
         line += f" Not trained with MJP, E_unk set: {', '.join(untrained)}."
     if drawn := sorted({cell.model for cell in cells if cell.checkpoint == "random"}):
         line += f" Random weights, never trained, so without the paper's row: {', '.join(drawn)}."
-    if any(row.printed and row.printed.repeats for row in rows):
+    if any(row.paper and row.paper.repeats for row in rows):
         line += " † The paper prints the five scores of another row here."
     line += (
         " Scores are the paper's scripts', of pictures rounded to 8 bits; PSNR is capped at 100 "
@@ -284,10 +280,9 @@ def table5_csv(rows: Sequence[Row]) -> str:
             record |= {f"{name}_mean": scale * score.mean, f"{name}_low": scale * score.low}
             record |= {f"{name}_high": scale * score.high, f"{name}_n": score.n}
         record |= dict.fromkeys(LEAK) | dict(row.leak)
-        paper = row.printed
-        record["paper_model"] = paper.model if paper else None
-        record["paper_setting"] = paper.setting if paper else None
+        record["paper_model"] = row.paper.model if row.paper else None
+        record["paper_setting"] = row.paper.setting if row.paper else None
         for name in ("acc", *METRICS):
-            record[f"paper_{name}"] = getattr(paper, name) if paper else math.nan
+            record[f"paper_{name}"] = getattr(row.paper, name) if row.paper else math.nan
         records.append(record)
     return csv_text(pd.DataFrame(records, dtype=object))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -46,19 +47,12 @@ from mjp_privacy.uploads.checks import (
     fed_pixels,
     judged,
     normalisation_doubts,
+    patch_check,
     shuffled_patches,
 )
 from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
-from mjp_privacy.uploads.reading import (
-    Held,
-    Images,
-    Labels,
-    Models,
-    check_keywords,
-    read_images,
-    said,
-)
+from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
 
 Named = Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
@@ -123,7 +117,6 @@ def attack_gradients(
     """
     if not seconds > 0:
         raise UserError(f"seconds={seconds}: expected a positive number.")
-    check_keywords(step, attack_gradients)
     started = time.perf_counter()
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
@@ -141,7 +134,13 @@ def attack_gradients(
     results: dict[str, Reconstructed] = {}
     refused: dict[str, str] = {}
     skipped: dict[str, str] = {}
-    doubts, together = normalisation_doubts(view), _determined_together(view)
+    doubts, together = normalisation_doubts(view), None
+    with suppress(*BREAKDOWN):
+        if len(view.updates) > 1 and (fed := fed_pixels(view)) is not None:
+            patches = to_patches(fed.cpu()[None], view.model.patch_size)
+            alone = [replace(view, updates=[update]) for update in view.updates]
+            if all(bool(patch_check(one, patches)[1]) for one in alone):
+                together = Doubt("", to_unit_range(view, fed.cpu()))
     quiet = "ipykernel" in sys.modules  # whose stderr says that it is a terminal
     with Console(stderr=True, force_jupyter=False, quiet=quiet).status("attacking") as progress:
         for number, (name, attack) in enumerate(chosen.items(), 1):
@@ -199,18 +198,6 @@ def attack_gradients(
         _moved(results, view),
         view.model.other_size,
     )
-
-
-def _determined_together(view: AttackerView) -> Doubt | None:
-    """The picture that the equations of several uploads' patch embeddings determine, whatever the
-    weights; None where they do not. Nothing need speak against it."""
-    if len(view.updates) < 2:
-        return None
-    try:
-        fed = fed_pixels(view)
-    except BREAKDOWN:
-        return None
-    return None if fed is None else Doubt("", to_unit_range(view, fed.cpu()))
 
 
 def _moved(results: Mapping[str, Reconstructed], view: AttackerView) -> int:

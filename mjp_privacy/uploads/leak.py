@@ -175,7 +175,9 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
     mine = f"{best.attack}'s {of if several else 'picture'}"
     left = f"residual {best.residual:.2g}"
     if best.scaled_residual < 0.9 * best.residual:  # else the factor tells next to nothing
-        left += f", {best.scaled_residual:.2g} if the upload is {_digits(best.factor)} times its own"
+        left += (
+            f", {best.scaled_residual:.2g} if the upload is {_digits(best.factor)} times its own"
+        )
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.2g})"
     shape = f" ({leak.another_shape})" if leak.another_shape else ""
     fits = _explained(best)
@@ -209,11 +211,8 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
         are = "are" if several else "is"
         said = f"Nothing in the upload tells whether {mine} {are} the client's{solved}: {lacks}."
     elif best.together and known:
-        said = (
-            f"{mine} alone solves the equations of all uploads' patch embeddings{solved}, whatever "
-            f"the weights; of the gradient with these weights a part is left ({left})."
-        )
-        why = f" If it is the client's, {NOT_ASSUMED}."
+        said = f"{mine} alone solves the equations of all uploads' patch embeddings{solved}."
+        why = f" A part of the uploaded gradient is left ({left}): {NOT_ASSUMED}."
     elif known and not math.isnan(best.rolled):
         said = (
             f"{mine} {come} near the uploaded gradient ({left}), but with all patches moved by one "

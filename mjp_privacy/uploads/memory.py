@@ -37,7 +37,6 @@ from mjp_privacy.uploads.reading import (
     Labels,
     Models,
     ToldErrors,
-    check_keywords,
     images_in_a_step,
     modules_of,
     read_gradients,
@@ -298,8 +297,8 @@ def _notes_of_step(update: ClientUpdate, model: LoadedModel) -> Iterator[str]:
     scale = max(float(f(torch.ones(())).detach().abs().max()) for f in layer_scales(block))
     if scale <= LITTLE_SCALE and update.dtype == torch.float32:
         yield (
-            f"the first block's layer scale is {scale:.1g} at most: float32 rounds off what attacks "
-            "on tokens read of its branches; that they fail is no evidence of safety"
+            f"the first block's layer scale is {scale:.1g} at most: float32 rounds off what attacks"
+            " on tokens read of its branches; that they fail is no evidence of safety"
         )
     if update.optimizer == "adamw":
         yield (
@@ -441,7 +440,6 @@ def save_upload(
     step    what is public of the client's step, as in `attack_gradients`: kind, batch, lr, ...
     model, gradients, labels, mean, std, img_size  as in `attack_gradients`
     """
-    check_keywords(step, save_upload)
     root = _free_folder(folder, name)
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     own = own_uploads(model, gradients, step, labels=labels, images=images, as_sent=True, **pixels)

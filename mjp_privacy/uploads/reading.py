@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -89,21 +88,16 @@ class ToldErrors:
     need none."""
 
 
-def check_keywords(facts: Mapping[str, Any], call: Callable[..., Any]) -> None:
-    """Raise for a keyword that neither the call has nor what is public of a client's step."""
-    own = [one.name for one in signature(call).parameters.values() if one.kind == one.KEYWORD_ONLY]
-    of_step = [field.name for kind in (ClientConfig, ToldErrors) for field in fields(kind)]
-    known = sorted({*own, "kind", *of_step} - {"upload"})
-    for name in facts:
-        if name not in (*known, "upload"):
-            raise unknown_name("keyword", name, known)
-
-
 def read_step(
     facts: Mapping[str, Any], batch: Callable[[], int]
 ) -> tuple[ClientConfig, ToldErrors]:
     """What is public of a client's step, and of its errors, as a user told it by keywords; batch()
     is asked where nobody said how many images it has."""
+    of_step = [field.name for kind in (ClientConfig, ToldErrors) for field in fields(kind)]
+    known = sorted({"kind", "images", "img_size", "labels", "mean", "std", *of_step} - {"upload"})
+    for name in facts:
+        if name not in (*known, "upload"):
+            raise unknown_name("keyword", name, known)
     told = {n: v for n, v in facts.items() if v is not None or n not in ("batch", "lr")}
     errors = ToldErrors(**{n: told.pop(n) for n in ("noise", "rounding") if n in told})
     if "batch" not in told:

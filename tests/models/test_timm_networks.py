@@ -237,7 +237,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match="vit_tiny_patch16_224"):
         download_timm("vit_tiny_patch16_224")
     assert len(asked) == 1
-    assert huggingface_hub.constants.HF_HUB_OFFLINE == offline
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is offline
 
 
 # live ones ----------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def test_a_misspelt_keyword_is_told_what_is_meant(
     model: LoadedModel, gradients: Gradients, tmp_path: Path, misspelt: str, meant: str
 ) -> None:
     for call in (attack_gradients, partial(save_upload, tmp_path)):
-        with pytest.raises(UserError, match=rf"{misspelt}.* {meant}\?"):
+        with pytest.raises(UserError, match=rf"{misspelt}.* {meant}[,?]"):
             call(model, gradients, **{misspelt: 0.1})
 
 
