@@ -50,7 +50,7 @@ from mjp_privacy.uploads.checks import (
     patch_check,
     shuffled_patches,
 )
-from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
+from mjp_privacy.uploads.leak import EQUAL, EXPLAINED, Leak, Reconstructed
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
 from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
 
@@ -139,7 +139,7 @@ def attack_gradients(
         if len(view.updates) > 1 and (fed := fed_pixels(view)) is not None:
             patches = to_patches(fed.cpu()[None], view.model.patch_size)
             alone = [replace(view, updates=[update]) for update in view.updates]
-            if all(bool(patch_check(one, patches)[1]) for one in alone):
+            if all(float(patch_check(one, patches)[0]) < EQUAL for one in alone):
                 together = Doubt("", to_unit_range(view, fed.cpu()))
     quiet = "ipykernel" in sys.modules  # whose stderr says that it is a terminal
     with Console(stderr=True, force_jupyter=False, quiet=quiet).status("attacking") as progress:
