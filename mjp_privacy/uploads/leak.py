@@ -175,9 +175,7 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
     mine = f"{best.attack}'s {of if several else 'picture'}"
     left = f"residual {best.residual:.2g}"
     if best.scaled_residual < 0.9 * best.residual:  # else the factor tells next to nothing
-        left += (
-            f", {best.scaled_residual:.2g} if the upload is {_digits(best.factor)} times its own"
-        )
+        left += f", {best.scaled_residual:.2g} if the upload is {_plain(best.factor)} times its own"
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.2g})"
     shape = f" ({leak.another_shape})" if leak.another_shape else ""
     fits = _explained(best)
@@ -242,12 +240,12 @@ def _explained(best: Reconstructed) -> str:
         why = "is the sign another"
         if best.factor > 0:
             why = "was it clipped, averaged or scaled, or is the loss another (label smoothing)"
-        own = f"which is {_digits(best.factor)} times its own (residual {residual:.1e})"
+        own = f"which is {_plain(best.factor)} times its own (residual {residual:.1e})"
         return f"explains {PART}, {own}; {why}?"
     return ""
 
 
-def _digits(factor: float) -> str:
+def _plain(factor: float) -> str:
     """A factor without powers of ten: 0.0173, −1300."""
     digits = np.format_float_positional(abs(factor), 3, fractional=False, trim="-")
     return "−" * (factor < 0) + digits
