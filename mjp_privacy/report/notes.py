@@ -162,8 +162,9 @@ def _client(line: Line) -> Iterable[str]:
         yield f"Client: {', '.join(parts)}. The paper does not state these."
     if cell.lpips:
         yield f"LPIPS (AlexNet): {cell.lpips}."
-    if cell.position_embedding:
-        yield f"Position embedding: {cell.position_embedding}."
+    if kind := cell.position_embedding:
+        exposed = " (w/o PEs: the table stays zero; its gradient is uploaded, for APRIL reads it)"
+        yield f"Position embedding: {kind}{exposed if kind == 'exposed' else ''}."
     yield from (str(note) for note in cell.notes or ())
 
 

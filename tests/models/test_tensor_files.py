@@ -158,6 +158,14 @@ def test_any_changed_bit_is_noticed(tmp_path: Path, kind: str) -> None:
             check_digest(other, WEIGHTS, needed=True)
 
 
+def test_a_file_that_is_cut_off_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_tensors(path, {"a": torch.arange(6.0)}, {})
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(BadFile, match="cut off"):
+        TensorFile(path, WEIGHTS)
+
+
 # PyTorch's format ---------------------------------------------------------------------------------
 
 STATE = {"a": torch.arange(6.0).view(2, 3), "b": {"c": [1, "two"]}}

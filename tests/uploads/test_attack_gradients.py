@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 
@@ -103,6 +105,29 @@ def test_every_attack_has_a_result_or_a_reason(model: LoadedModel, gradients: Gr
         _ = nothing.best
 
 
+def test_pictures_below_the_windows_of_metrics_have_the_other_scores() -> None:
+    """Of 8 pixels a side SSIM and LPIPS have no value, which is noted."""
+    small = planted_model(img_size=8)
+    picture = planted_images(1, 8)
+    own = gradient_of(small, picture, LABEL)
+    leak = attack_gradients(small, own, attacks="patch_gradient", images=picture)
+    assert leak.scores is not None
+    assert set(leak.scores) == {"attack", "image", "mse", "psnr", "fft2d", "exact"}
+    assert any("ssim" in note for note in leak.notes)
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("roundig", "rounding"), ("kinds", "kind"), ("nois", "noise"), ("image", "images")],
+)
+def test_a_misspelt_keyword_is_told_what_is_meant(
+    model: LoadedModel, gradients: Gradients, tmp_path: Path, misspelt: str, meant: str
+) -> None:
+    for call in (attack_gradients, partial(save_upload, tmp_path)):
+        with pytest.raises(UserError, match=rf"{misspelt}.* {meant}[,?]"):
+            call(model, gradients, **{misspelt: 0.1})
+
+
 # several uploads ----------------------------------------------------------------------------------
 
 
@@ -162,6 +187,24 @@ def test_several_uploads_of_more_patches_than_the_width_tell_the_normalisation(m
     assert ("mean 0.5" in str(best.doubts)) == (mean != 0.5)
 
 
+def test_what_uploads_determine_together_is_best_whatever_the_weights() -> None:
+    """Of a client whose weights moved and are not known one upload's picture leaves less."""
+    narrow: dict[str, Any] = {"embed_dim": 48, "num_heads": 3}
+    sent, moving = [], planted_model(**narrow)
+    draws = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        with torch.no_grad():
+            for p in moving.parameters():
+                p += 0.05 * torch.randn(p.shape, generator=draws, dtype=p.dtype)
+        sent.append(gradient_of(moving, planted_images(1), LABEL))
+    chosen = ("patch_prior", "multi_round")
+    leak = attack_gradients(planted_model(**narrow), sent, attacks=chosen)
+    assert leak["patch_prior"].scaled_residual < leak["multi_round"].scaled_residual
+    assert leak.best.attack == "multi_round"
+    assert off(leak.best.image) < 1e-5
+    assert [made.together for made in leak] == [False, True]
+
+
 @pytest.mark.parametrize(("kind", "share"), [("gradient", 1e-170), ("weight_difference", 1e-5)])
 def test_an_upload_of_another_picture_is_named(kind: str, share: float) -> None:
     """One of a model that has learned the picture sends a share of the others' gradient, of which
@@ -206,6 +249,18 @@ def test_what_is_not_known_is_noted(model: LoadedModel, gradients: Gradients) ->
     patches = ("patch_embed.proj.weight", "patch_embed.proj.bias")
     frozen = {n: torch.zeros_like(g) if n in patches else g for n, g in gradients.items()}
     assert not {*patches} & {*own_uploads(model, frozen, {}).updates[0].grads}
+
+
+@pytest.mark.parametrize(("scale", "double"), [(1e-5, False), (1e-5, True), (0.1, False)])
+def test_a_layer_scale_that_float32_rounds_off_is_noted(scale: float, double: bool) -> None:
+    network = timm.create_model(
+        "vit_small_patch14_dinov2", img_size=28, depth=1, num_classes=7, init_values=scale
+    )
+    sent = {name: torch.ones_like(p) for name, p in network.named_parameters()}
+    if double:
+        sent = {name: gradient.double() for name, gradient in sent.items()}
+    notes = own_uploads(network, sent, {"batch": 1}, labels=LABEL, mean=0.5, std=0.5).notes
+    assert any("layer scale" in note for note in notes) == (scale < 0.1 and not double)
 
 
 def test_a_turned_sign_is_told_of_a_network_that_is_sure_of_another_class() -> None:
