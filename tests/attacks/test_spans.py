@@ -154,7 +154,6 @@ def test_uploads_of_more_patches_than_a_row_has_numbers_determine_them_together(
         exact = torch.tensor([place not in hidden[0] for place in ALL])
         guess = torch.where(exact.unsqueeze(1), x, 0.0)
         narrowed = found.narrowed(guess, exact, 1)
-        assert narrowed is not None
         assert not len(narrowed.basis)
         assert torch.allclose(narrowed.known, x, atol=1e-8)
         assert found.narrowed(guess, exact, 0) is None
@@ -163,7 +162,6 @@ def test_uploads_of_more_patches_than_a_row_has_numbers_determine_them_together(
         untested = exact & (torch.arange(N) > NARROW - 2)  # so many others that all would fit
         assert found.narrowed(guess, untested, 1) is None
         if summed:
-            assert found.uploads.sums is not None
             uploads = replace(found.uploads, sums=found.uploads.sums + 1)
             wrong = replace(found, uploads=uploads)
             assert wrong.narrowed(guess, exact, 1) is None
@@ -539,8 +537,6 @@ def test_a_picture_as_it_was_fed_is_filled_where_the_first_upload_was_masked(nam
     attack = find_attack(name, {"uploads": 3} if name != "masked_span" else {})
     view, inputs = planted_view(model, attack, "b", gamma=0.3)
     made = attack.run(view, generator=torch.Generator())
-    assert made.images is not None
-    assert inputs.mask is not None
     for image, masked in zip(made.images, inputs.mask, strict=True):
         there = to_patches(image[None], model.patch_size)[0][masked]
         assert float(there.std(0).max()) < 1e-6
