@@ -1,8 +1,6 @@
 """The span of hidden patches, from one upload and several, what noise leaves of it, and the most
 probable picture in it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

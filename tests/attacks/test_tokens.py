@@ -1,8 +1,6 @@
 """Tokens of all kinds of ViTs: peeled out of one upload and put in order; pictures of one batch by
 layers, by matching and by the lattice of their differences; the classifier's gradient alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Attacks of a test's own: one reads several uploads, some are faulty."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -134,8 +132,7 @@ class Faulty(Own):
         """Something wrong, but for images whose first label is 2."""
         if view.labels.tolist() == [2] or self.member:
             return Reconstruction(grey(view))
-        answer: Reconstruction = ANSWERS[self.answer](view)
-        return answer
+        return ANSWERS[self.answer](view)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """Live networks of other libraries: the same outputs and gradients here, or a refusal; those that
 are no plain ViT with their own forward, and tables that are stretched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The Vision Transformer beside timm's own, bit for bit; what MJP adds to it, its localization
 against NumPy; low-rank adapters; and torch's own attention, called."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path

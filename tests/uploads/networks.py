@@ -1,7 +1,5 @@
 """Networks that somebody wrote around torch's own layers, each another step of one ViT."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`attack_gradients` on a small model of this package, whose pictures are known."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """That what is said of a picture is so: of its levels, of masked patches, of its gradient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Uploads as files: what is written, what a run makes of it, and what damage does to it."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

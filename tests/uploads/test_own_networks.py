@@ -1,8 +1,6 @@
 """Uploads of networks that somebody wrote around torch's own layers, and of grey pictures: tables
 of positions are known by what they do, layers by what they compute."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

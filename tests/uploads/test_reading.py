@@ -1,8 +1,6 @@
 """Gradients in every form that users have them, of plain PyTorch loops over models of others, and
 objects that cannot be attacked or saved: each is a UserError that names the argument."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

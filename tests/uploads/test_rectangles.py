@@ -1,7 +1,5 @@
 """Pictures that are no squares: in networks of any library, in runs, in recorded uploads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

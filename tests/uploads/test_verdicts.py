@@ -1,8 +1,6 @@
 """What is certain and what is said where a client deviates from what the attacker is told: clips,
 adds noise, trains another loss, normalises otherwise, shuffles."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Mapping
