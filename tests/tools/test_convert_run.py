@@ -13,7 +13,7 @@ import pytest
 from mjp_privacy.experiment.store import RunStore
 from tests.golden import oracle
 from tests.helpers.uploads import flip
-from tools.convert_run import main
+from tools.convert_run import main, seal_of
 
 
 @pytest.fixture
@@ -46,13 +46,20 @@ def changed(before: str, after: str) -> Callable[[Path], object]:
     return change
 
 
+def of_another_format(old: Path) -> None:
+    """A whole list of cells, with its own seal."""
+    changed('"format": 2', '"format": 3')(old)
+    digest, held = seal_of(old / "cells.json")
+    changed(str(held), digest)(old)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
         shutil.rmtree,
         lambda old: (old / "cells.json").unlink(),
         changed("grey", "grex"),
-        changed('"format": 2', '"format": 3'),
+        of_another_format,
         lambda old: (old.parent / "new").write_text("taken"),
     ],
     ids=["no folder", "no cells", "damaged", "another format", "taken"],
