@@ -1,7 +1,5 @@
 """Tensors in files from strangers: bounded before they are read, and nothing in them runs."""
 
-from __future__ import annotations
-
 import json
 import random
 import tracemalloc

@@ -1,7 +1,5 @@
 """timm's own networks: their parts, their gradients as timm's class makes them, MJP on them."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

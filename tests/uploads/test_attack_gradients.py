@@ -1,7 +1,5 @@
 """`attack_gradients` on a small model of this package, whose pictures are known."""
 
-from __future__ import annotations
-
 import math
 import re
 from functools import partial
@@ -45,20 +43,17 @@ def test_the_picture_comes_back_and_is_known_to_without_the_truth(
     assert best.attack == "patch_gradient"  # of equals the simplest
     assert max(best.residual, best.misfit) < 1e-6
     assert best.factor == pytest.approx(1)
-    assert leak.labels is not None
     assert (leak.labels.tolist(), leak.label_source) == ([3], "read off the gradient")
     assert leak.scores is None
     assert best.is_certain
     assert f"{best.residual:.1e}" in leak.verdict
     own: dict[str, Any] = {"images": planted_images(1)[0].numpy(), "attacks": "patch_gradient"}
     leak = attack_gradients(model, gradients, labels=3, **own)
-    assert leak.scores is not None
     row = leak.scores.iloc[0]
     assert {"attack", "image", "mse", "psnr", "ssim", "fft2d", "lpips", "exact"} == set(row.index)
     assert row["psnr"] > 100
     assert bool(row["exact"])
     assert leak.label_source == "given"
-    assert leak.floor is not None
     assert 5 < leak.floor < 25
     assert all(text in leak.verdict for text in ("1 of 1", f"{leak.floor:.1f}"))
     difference = {name: -0.1 * g for name, g in gradients.items()}
@@ -157,7 +152,6 @@ def test_several_uploads_of_an_mjp_client_meet_in_one_picture() -> None:
     assert leak.best.attack == "multi_round"
     assert "plain_step" in leak.refused
     mask = leak["masked_span"].mask
-    assert mask is not None
     assert int(mask.sum()) == 16
 
 
@@ -342,8 +336,6 @@ def test_pictures_of_a_batch_are_certain_and_each_has_its_class(
         assert f"{leak.best.residual:.2g}" in leak.verdict
         return
     assert leak.best.attack == "layer_span"
-    assert leak.best.images is not None
-    assert leak.best.labels is not None
     distance = (leak.best.images[:, None] - private).abs().flatten(2).amax(2)
     assert leak.best.labels[distance.argmin(0)].tolist() == [3, 5]
     assert leak.best.scaled_residual < 1e-5 < leak["patch_gradient"].scaled_residual
@@ -389,5 +381,4 @@ def test_the_first_uploads_pictures_are_scored_where_an_attack_reads_no_more(
     steps = [gradient_of(model, images[at : at + 2], torch.tensor([3, 4])) for at in (0, 2)]
     leak = attack_gradients(model, steps, batch=2, images=images, attacks="patch_gradient")
     scores = leak["patch_gradient"].scores
-    assert scores is not None
     assert len(scores) == 2

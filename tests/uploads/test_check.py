@@ -1,7 +1,5 @@
 """`mjp check`: what is said of recorded uploads, and of a model before anything is computed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
