@@ -26,6 +26,7 @@ NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
 ENDED = "not run", "the run ended before; run the same command again"
 """Their status and reason, and those of images that it did not come to."""
+
 Note = Callable[[Line], Iterable[str]]
 """The sentences of one subject that hold of a line."""
 
