@@ -57,8 +57,7 @@ from mjp_privacy.experiment.source import (
 )
 from mjp_privacy.interfaces import Control, Reconstruction
 from mjp_privacy.metrics.matching import assigned
-from mjp_privacy.metrics.pictures import SMALLEST
-from mjp_privacy.metrics.scores import METRICS, References, prepare, score
+from mjp_privacy.metrics.scores import References, metrics_of_size, prepare, score
 from mjp_privacy.uploads.checks import of_recorded
 
 NO_PICTURE = "the attack names the masked positions and makes no picture"
@@ -225,8 +224,7 @@ class CellTask:
         """The scores of the images at these places, and whether the model classified their inputs
         correctly: NaN for an image without a label, or of which nobody recorded how it was fed."""
         memo, target, inputs = self.uploads.memo, seen.target, seen.inputs
-        small = min(target.shape[-2:]) < SMALLEST  # so that LPIPS has no value, as of 28 × 28
-        metrics = [key for key in METRICS if not (small and METRICS[key].name == "lpips")]
+        metrics = metrics_of_size(*target.shape[-2:])
         make = partial(prepare, target, metrics, device=self.device)
         references: References = memo.recent(memo.content(target), make)
         every = len(places) == len(images)

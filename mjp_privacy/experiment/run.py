@@ -117,9 +117,9 @@ def run_experiment(
     workers = engine_config(engine)
     here, there = devices(device, workers)
     source = Simulated(experiment, opened, (), here)
+    source.choose(limit)
     source.check_models()
     source.check_withheld()
-    source.choose(limit)
     keep_apart(out, {"--images": path, "--labels": labels})
     root = run_root(Path(out), into)
     places: dict[str, Any] = {

@@ -76,11 +76,12 @@ class Simulated(UploadSource):
         if model not in self._outlines:
             config = self.experiment.models[model]
             self._outlines[model] = outline_model(config.model, whole=True, **config.loading())
+        check_labels(self.chosen, self._outlines[model])
         return self._outlines[model]
 
     def check_models(self) -> None:
-        """Raise before any work where none of the grid's models can be loaded. Where some can, the
-        others' cells are rows with their reason."""
+        """Raise before any work where none of the grid's models can be loaded and has the labels'
+        classes. Where some can, the others' cells are rows with their reason."""
         used = {name for entry in self.experiment.grid for name in entry.models}
         refused: dict[str, str] = {}
         for label in (name for name in self.experiment.models if name in used):

@@ -171,7 +171,7 @@ def _vectors(images: Tensor) -> dict[str, Tensor]:
     """
     pixels = images.double().flatten(1) / math.sqrt(images[0].numel())
     channels, height, width = images.shape[1:]
-    if channels not in (1, 3) or min(height, width) < SMALLEST:
+    if channels not in (1, 3) or min(height, width) < SMALLEST["lpips"]:
         return {"pixels": pixels}
     layers = [layer.double() for layer in alexnet_layers(images)]
     parts = []

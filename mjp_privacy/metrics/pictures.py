@@ -190,6 +190,8 @@ def _rounded(products: Tensor, scale: Tensor) -> Tensor:
 
 SIGMA = 1.5
 RADIUS = 5  # 11 taps
+SMALLEST = {"ssim": 2 * RADIUS + 1, "lpips": 31}
+"""Pixels a side that metrics need: a whole window; at LPIPS' second pooling one."""
 C1 = 0.01**2
 C2 = 0.03**2
 STRIP = 16  # windows that one matrix product makes along a side
@@ -235,11 +237,6 @@ class StructuralSimilarity:
 
     def _window(self, images: Tensor) -> GaussianWindow:
         m, channels, height, width = images.shape
-        if min(height, width) < 2 * RADIUS + 1:
-            raise UserError(
-                f"SSIM expected images of at least {2 * RADIUS + 1}×{2 * RADIUS + 1} pixels; these "
-                f"are {height}×{width}. Leave ssim out of the metrics or score larger images."
-            )
         margin = RADIUS if self.zero_padded else 0
         shape = (m, channels, height, width)
         return gaussian_window(shape, margin, images.device, threading.get_ident())
@@ -325,7 +322,6 @@ def _bands(windows: int, device: torch.device) -> Tensor:
 # off.
 
 PACKAGED = Path(__file__).parents[1] / "assets" / "alexnet_features_fp16.safetensors"
-SMALLEST = 31  # pixels a side: below that the second pooling has no window left
 
 HEADS = FileKind("LPIPS' weights in the lpips package", "Install the lpips package again.")
 OF_PACKAGE = FileKind("AlexNet's weights in this package", "Install mjp-privacy again.")
@@ -417,12 +413,7 @@ class Lpips:
 
     def prepare(self, references: Tensor) -> Prepared:
         """The references' features, (m, places, channels) for each layer."""
-        channels, height, width = references.shape[1:]
-        if min(height, width) < SMALLEST:
-            raise UserError(
-                f"LPIPS expected images of at least {SMALLEST}×{SMALLEST} pixels; these are "
-                f"{height}×{width}. Leave lpips out of the metrics or score larger images."
-            )
+        channels = references.shape[1]
         if channels not in (1, 3):
             raise UserError(
                 f"LPIPS expected images of 3 channels (RGB) or 1 (grey); these have {channels}. "

@@ -27,6 +27,7 @@ from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data.decoding import ImageError, decode_image
 from mjp_privacy.data.files import Files, image_names, open_files
 from mjp_privacy.metrics.pictures import (
+    SMALLEST,
     Lpips,
     Measure,
     Metric,
@@ -71,6 +72,13 @@ class References:
     @classmethod
     def of(cls, images: Tensor, metrics: Mapping[Key, Metric]) -> References:
         """Images (m, C, H, W) in [0, 1], on the device where scores are to be computed."""
+        height, width = images.shape[-2:]
+        for name in (metric.name for metric in metrics.values()):
+            if min(height, width) < (side := SMALLEST.get(name, 1)):
+                raise UserError(
+                    f"{name.upper()} expected images of at least {side}×{side} pixels; these are "
+                    f"{height}×{width}. Leave {name} out of the metrics or score larger images."
+                )
         images = images.clamp(0, 1).contiguous()
         known = cls(images, levels(images).to(torch.uint8), metrics, {})
         prepared: dict[Step, Prepared] = {}
@@ -251,6 +259,12 @@ def chosen_metrics(metrics: Names | None) -> dict[Key, Metric]:
             raise unknown_name("metric", name, names)
         chosen |= {(metric.name, metric.variant): metric for metric in found}
     return chosen
+
+
+def metrics_of_size(height: int, width: int) -> list[Key]:
+    """The metrics that have a value of pictures of this size: not LPIPS of MNIST's."""
+    large = (m for m in METRICS.values() if min(height, width) >= SMALLEST.get(m.name, 1))
+    return [(metric.name, metric.variant) for metric in large]
 
 
 def _images(role: str, images: Images) -> Tensor:

@@ -181,8 +181,8 @@ def summarise(
     """Summary of one metric over one line's images.
 
     `statuses` says which values count: those with `ok`, but an `ok` value that is NaN is counted
-    as failed. The mean and its interval are of min(value, cap), and where no value is below 0 nor is
-    the interval. `groups` names the photograph each image was cut from: these are independent.
+    as failed. The mean and its interval are of min(value, cap); where no value is below 0 the
+    interval is not. `groups` names the photograph each image was cut from: these are independent.
 
         summarise([20.0, 30.0, nan], ["ok", "ok", "failed"]).mean  # 25.0
     """

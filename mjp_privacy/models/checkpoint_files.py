@@ -11,7 +11,8 @@ import argparse
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -57,6 +58,7 @@ JSON_FILES: Mapping[str, tuple[str, ...]] = {
 }
 """What these libraries save beside them, by layout (`models.checkpoints`)."""
 HUB_PREFIX = "hf-hub:"
+HUB_SECONDS = 5.0  # in which it has to answer
 TIMM_PREFIX = "timm:"
 PACKAGED_PREFIX = "packaged:"
 PACKAGED_FOLDER = Path(__file__).resolve().parent.parent / "assets" / "zoo"
@@ -162,7 +164,26 @@ def located(source: str | Path) -> Path:
     return PACKAGED_FOLDER / f"{name}.safetensors"
 
 
+@contextmanager
+def _asking_once() -> Iterator[None]:
+    """Where the hub does not answer, its client looks in its cache alone: else it asks six times
+    for every file, which takes a minute and twenty lines."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    before = constants.HF_HUB_OFFLINE
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+    except Exception:  # of many classes: the hub's, httpx's, OSError
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
 @lru_cache
+@_asking_once()
 def from_hub(repository: str) -> Path:
     """The weights of a repository of Hugging Face's hub, in the hub's own cache; what a library
     saved beside them lies in the same folder."""
@@ -194,6 +215,7 @@ def file_sha256(path: Path) -> str:
     return CHECKPOINT.sha256(path)
 
 
+@_asking_once()
 def download_timm(name: str) -> WeightFile:
     """The pretrained weights of a timm model; timm keeps them in its own cache."""
     import timm

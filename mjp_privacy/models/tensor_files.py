@@ -51,6 +51,10 @@ class TensorFile:
             if not 0 < length <= min(size - 8, MOST_HEADER_BYTES):
                 raise kind.refusal(path, "a file that is cut off, or no safetensors file at all")
             header = json_value(start.read(length).decode(), path, kind)
+        with kind.reading(path):
+            entries = [entry for name, entry in header.items() if name != "__metadata__"]
+            if size < 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0):
+                raise kind.refusal(path, "a file that is cut off")
         with kind.reading(path), safe_open(path, framework="np"):  # which checks the header
             self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
             self.shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}

@@ -92,7 +92,8 @@ class TimmNetwork(Network):
             raise UserError(
                 f"{name}: expected patches that one convolution without overlap embeds "
                 "(patch_embed.proj), got none: the attacks read that layer's gradient. Give "
-                "another network, or the live one (load_module) if another layer embeds patches."
+                "another name; where another layer embeds patches, attack_gradients takes the live "
+                "network, which no name or file builds here."
             )
         (patch, tall), colours = projection.kernel_size, projection.in_channels
         height, width = getattr(embed, "img_size", None) or (0, 0)

@@ -208,11 +208,7 @@ def spec_by_name(name: str) -> ModelSpec:
         return NAMED_MODELS[name]
     plain = architecture(name)
     if plain.depth is None and not is_timm_network(name):
-        hint = did_you_mean(name, [*NAMED_MODELS, *_TORCHVISION, *_plain_timm_names()])
-        raise UserError(
-            f"Unknown model {name!r}.{hint} Available: {', '.join(NAMED_MODELS)}; and timm's ViTs "
-            "by their names, such as vit_tiny_patch16_224 or vit_small_patch14_dinov2."
-        )
+        raise _unknown_model(name)
     return timm_spec(name) if "." in name else plain
 
 
@@ -267,16 +263,20 @@ def check_timm_name(name: str) -> None:
 
     base, _, tag = name.partition(".")
     if not timm.is_model(base):
-        raise unknown_name("timm model", base, _plain_timm_names())
+        raise _unknown_model(base)
     tagged = timm.list_pretrained(f"{base}.*")
     if tag and name not in tagged:
         raise unknown_name("timm model", name, tagged)
 
 
-def _plain_timm_names() -> list[str]:
+def _unknown_model(name: str) -> UserError:
     import timm
 
-    return [name for name in timm.list_models(["vit_*", "deit_*"]) if _TIMM_NAME.fullmatch(name)]
+    hint = did_you_mean(name, [*NAMED_MODELS, *_TORCHVISION, *timm.list_models()])
+    return UserError(
+        f"Unknown model {name!r}.{hint} Available: {', '.join(NAMED_MODELS)}; and timm's ViTs "
+        "by their names, such as vit_tiny_patch16_224 or vit_small_patch14_dinov2."
+    )
 
 
 NEEDED = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")

@@ -26,6 +26,7 @@ NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
 ENDED = "not run", "the run ended before; run the same command again"
 """Their status and reason, and those of images that it did not come to."""
+
 Note = Callable[[Line], Iterable[str]]
 """The sentences of one subject that hold of a line."""
 
@@ -162,8 +163,9 @@ def _client(line: Line) -> Iterable[str]:
         yield f"Client: {', '.join(parts)}. The paper does not state these."
     if cell.lpips:
         yield f"LPIPS (AlexNet): {cell.lpips}."
-    if cell.position_embedding:
-        yield f"Position embedding: {cell.position_embedding}."
+    if kind := cell.position_embedding:
+        exposed = " (w/o PEs: the table stays zero; its gradient is uploaded, for APRIL reads it)"
+        yield f"Position embedding: {kind}{exposed if kind == 'exposed' else ''}."
     yield from (str(note) for note in cell.notes or ())
 
 

@@ -157,11 +157,13 @@ def table5_rows(clients: Sequence[Client]) -> list[Row]:
                 named = line.cell.paper_row  # that the config says this line stands for
                 paper = None if named is None else published_row(named["model"], named["setting"])
                 group = paper.group if paper else GROUP_OF_SETTING[line.cell.setting]
+                if line.cell.checkpoint == "random":  # beside which the paper's say nothing
+                    paper = None
                 leak = _leak(client, attacked)
                 rows.append(Row(group, line, paper, client, leak))
     if not any(row.scores["psnr"].n for row in rows):
         return []
-    rows = [row for row in rows if row.paper] or rows
+    rows = [row for row in rows if row.line.cell.paper_row] or rows
     single = {row.key for row in rows if row.line.cell.dtype == "float32"}
     kept = [row for row in rows if row.line.cell.dtype == "float32" or row.key not in single]
     places = {row: at for at, row in enumerate(TABLE5)}
@@ -247,7 +249,7 @@ def differences(rows: Sequence[Row]) -> str:
     if untrained := sorted({row.line.cell.model for row in rows if row.client.untrained}):
         line += f" Not trained with MJP, E_unk set: {', '.join(untrained)}."
     if drawn := sorted({cell.model for cell in cells if cell.checkpoint == "random"}):
-        line += f" Random weights, never trained: {', '.join(drawn)}."
+        line += f" Random weights, never trained, so without the paper's row: {', '.join(drawn)}."
     if any(row.paper and row.paper.repeats for row in rows):
         line += " † The paper prints the five scores of another row here."
     line += (

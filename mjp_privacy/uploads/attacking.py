@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,9 +21,10 @@ from attacks.equations.patch_system import (
     lacks_gradients,
     lacks_positions,
     patch_system,
+    to_unit_range,
 )
 from attacks.patch_variants import sorted_patches
-from attacks.step import run_steps
+from attacks.step import BREAKDOWN, run_steps
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import out_of_memory, torch_generator
 from mjp_privacy.core.progress import doing
@@ -34,18 +36,20 @@ from mjp_privacy.experiment.source import refused_by_block
 from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Refusal
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import SMALLEST, psnr, quantise
-from mjp_privacy.metrics.scores import METRICS, score
+from mjp_privacy.metrics.scores import metrics_of_size, score
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import (
     Doubt,
     different_pictures,
+    fed_pixels,
     judged,
     normalisation_doubts,
+    patch_check,
     shuffled_patches,
 )
-from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
+from mjp_privacy.uploads.leak import EQUAL, EXPLAINED, Leak, Reconstructed
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
 from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
 
@@ -129,7 +133,13 @@ def attack_gradients(
     results: dict[str, Reconstructed] = {}
     refused: dict[str, str] = {}
     skipped: dict[str, str] = {}
-    doubts = normalisation_doubts(view)
+    doubts, together = normalisation_doubts(view), None
+    with suppress(*BREAKDOWN):
+        if len(view.updates) > 1 and (fed := fed_pixels(view)) is not None:
+            patches = to_patches(fed.cpu()[None], view.model.patch_size)
+            alone = [replace(view, updates=[update]) for update in view.updates]
+            if all(float(patch_check(one, patches)[0]) < EQUAL for one in alone):
+                together = Doubt("", to_unit_range(view, fed.cpu()))
     with doing() as begin:
         for number, (name, attack) in enumerate(chosen.items(), 1):
             began = time.perf_counter()
@@ -145,6 +155,8 @@ def attack_gradients(
                 skipped[name] = NOT_NEEDED
                 continue
             made = _run(attack, uploads, seen, seed, seconds, doubts)
+            if together is not None and isinstance(made, Reconstructed) and made.images is not None:
+                made = replace(made, together=together.concerns(made.images[0]))
             if isinstance(made, str):
                 refused[name] = made
                 continue
@@ -168,6 +180,8 @@ def attack_gradients(
     if private is not None:
         grey = mean_image(view).double().cpu().expand_as(private)
         floor = float(psnr(grey, private).mean())
+        if small := [n for n, side in SMALLEST.items() if min(private.shape[-2:]) < side]:
+            notes.append(f"pictures are too small for {' and '.join(small)}: not among the scores")
     return Leak(
         results,
         refused,
@@ -401,10 +415,8 @@ def scored(made: Reconstructed, private: Tensor, batch: int = 1) -> Reconstructe
         places = torch.cat(own).tolist()
     usable = [at for at, place in enumerate(places) if place not in made.reasons]
     images, originals = made.images[[places[at] for at in usable]], private[usable]
-    names = dict.fromkeys(METRICS[key].name for key in METRICS)
-    if min(private.shape[-2:]) < SMALLEST:
-        del names["lpips"]  # which has no value of pictures like MNIST's
-    values = score(images, originals, [f"{name}/standard" for name in names])
+    metrics = [key for key in metrics_of_size(*private.shape[-2:]) if key[1] == "standard"]
+    values = score(images, originals, metrics)
     near = (images - originals).abs() < TIE
     same = near | (quantise(images.double()) == quantise(originals.double()))
     columns = {name: numbers for (name, _), numbers in values.items()}

@@ -14,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 from torch import Tensor
 
@@ -59,6 +60,8 @@ class Reconstructed:
     misfits: Tensor | None = None  # (m,) the same without the loss: see `uploads/checks.py`
     certain: Tensor | None = None
     """(m,) bool: whatever the loss, only the client's picture fits, or one that uploads share."""
+    together: bool = False
+    """Whether the patch embeddings of several uploads determine it, whatever the weights."""
     doubts: Mapping[int, str] = field(default_factory=dict)
     """{place of a picture: what its pixels say against the declared mean and std}."""
     replaced: str = ""  # what says that a token may have taken the place of patches
@@ -170,9 +173,9 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
     several, count = leak.batch > 1 or shared, len(best.images)
     of = "places for pictures that uploads share" if shared else "pictures"
     mine = f"{best.attack}'s {of if several else 'picture'}"
-    left = (
-        f"residual {best.scaled_residual:.2g} {_times(best.factor)}, {best.residual:.2g} as it is"
-    )
+    left = f"residual {best.residual:.2g}"
+    if best.scaled_residual < 0.9 * best.residual:  # else the factor tells next to nothing
+        left += f", {best.scaled_residual:.2g} if the upload is {_plain(best.factor)} times its own"
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.2g})"
     shape = f" ({leak.another_shape})" if leak.another_shape else ""
     fits = _explained(best)
@@ -205,6 +208,9 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
         lacks = best.uncompared or "that takes labels (labels=…) and the gradients of all layers"
         are = "are" if several else "is"
         said = f"Nothing in the upload tells whether {mine} {are} the client's{solved}: {lacks}."
+    elif best.together and known:
+        said = f"{mine} alone solves the equations of all uploads' patch embeddings{solved}."
+        why = f" A part of the uploaded gradient is left ({left}): {NOT_ASSUMED}."
     elif known and not math.isnan(best.rolled):
         said = (
             f"{mine} {come} near the uploaded gradient ({left}), but with all patches moved by one "
@@ -224,7 +230,7 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
 def _explained(best: Reconstructed) -> str:
     """How the pictures explain the uploaded gradient, to the sentence's end; empty where they do
     not."""
-    residual, times = best.scaled_residual, _times(best.factor)
+    residual = best.scaled_residual
     enough = EXPLAINED
     if not math.isnan(best.rolled):
         enough = min(EXPLAINED, max(EQUAL, TELLS * best.rolled))
@@ -234,14 +240,15 @@ def _explained(best: Reconstructed) -> str:
         why = "is the sign another"
         if best.factor > 0:
             why = "was it clipped, averaged or scaled, or is the loss another (label smoothing)"
-        return f"explains {PART} {times} (residual {residual:.1e}); {why}?"
+        own = f"which is {_plain(best.factor)} times its own (residual {residual:.1e})"
+        return f"explains {PART}, {own}; {why}?"
     return ""
 
 
-def _times(factor: float) -> str:
-    """A factor in words: `times 1/57.9` below 1, `times 2.5` above."""
-    sign, size = "−" if factor < 0 else "", abs(factor)
-    return f"times {sign}1/{1 / size:.3g}" if 0 < size < 1 else f"times {sign}{size:.3g}"
+def _plain(factor: float) -> str:
+    """A factor without powers of ten: 0.0173, −1300."""
+    digits = np.format_float_positional(abs(factor), 3, fractional=False, trim="-")
+    return "−" * (factor < 0) + digits
 
 
 # all attacks -------------------------------------------------------------------------------------
@@ -324,7 +331,8 @@ class Leak:
             misfit = coarse(made.misfit, EXPLAINED if several else math.inf)
             nearest = float(f"{min(1.0, made.scaled_residual):.1g}")  # 1 where none is known
             assumes = made.verified > 0 and "8 bit" in traits and not several
-            first = not in_order, len(made.reasons), -made.verified, assumes, behind
+            sure = -made.verified, -made.together
+            first = not in_order, len(made.reasons), *sure, assumes, behind
             solved = -made.solved if behind else 0
             return *first, solved, residual, guess, misfit, nearest
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.equations import HEAD, HEAD_BIAS, TABLE
+from attacks.equations.block import layer_scales
 from attacks.equations.sent_gradients import (
     less_undeclared_decay,
     pseudo_gradient,
@@ -59,6 +60,7 @@ UNKNOWN_LABEL = -1
 SEVERAL = 0.2  # share of the strongest class's gradient from which another one's counts as such
 ALIKE = 0.5  # of the largest entry, from which the median of a tensor is about as large
 TURNED = 0.02  # how far a gradient may be from that of a turned sign, as a share of it
+LITTLE_SCALE = 1e-3  # of a block's branches, up to which attacks on tokens failed in float32
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 # recorded uploads ---------------------------------------------------------------------------------
@@ -291,6 +293,13 @@ def _notes_of_step(update: ClientUpdate, model: LoadedModel) -> Iterator[str]:
         yield (
             f"of pictures of {size_text(whole)} px the network embeds {size_text(card.img_size)}: "
             "what is beyond whole patches is in no gradient"
+        )
+    block = next(iter(getattr(model, "blocks", nn.Identity()).children()), nn.Identity())
+    scale = max(float(f(torch.ones(())).detach().abs().max()) for f in layer_scales(block))
+    if scale <= LITTLE_SCALE and update.dtype == torch.float32:
+        yield (
+            f"the first block's layer scale is {scale:.1g} at most: float32 rounds off what attacks"
+            " on tokens read of its branches; that they fail is no evidence of safety"
         )
     if update.optimizer == "adamw":
         yield (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from attacks.equations import PATCH, PATCH_BIAS, TABLE, UNKNOWN
 from mjp_privacy.client.config import ClientConfig, told_client
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.core.registry import did_you_mean, unknown_name
 from mjp_privacy.core.schema import NotNegative, Size, height_width, schema
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models import LoadedModel
@@ -92,6 +93,11 @@ def read_step(
 ) -> tuple[ClientConfig, ToldErrors]:
     """What is public of a client's step, and of its errors, as a user told it by keywords; batch()
     is asked where nobody said how many images it has."""
+    of_step = [field.name for kind in (ClientConfig, ToldErrors) for field in fields(kind)]
+    known = sorted({"kind", "images", "img_size", "labels", "mean", "std", *of_step} - {"upload"})
+    for name in facts:
+        if name not in (*known, "upload"):
+            raise unknown_name("keyword", name, known)
     told = {n: v for n, v in facts.items() if v is not None or n not in ("batch", "lr")}
     errors = ToldErrors(**{n: told.pop(n) for n in ("noise", "rounding") if n in told})
     if "batch" not in told:

@@ -1,7 +1,5 @@
 """The lattice behind a span: planted patches come back, grey level by grey level."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """Gradient matching through breaching: what decides the picture, what does not enter, and the terms
 and switches of gradvit; and the jigsaw solver, alone and on clients that mask no patch."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

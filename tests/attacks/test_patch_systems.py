@@ -1,8 +1,6 @@
 """Reading an upload: masks, weight differences, what the recipe adds to the gradient, the error of
 autocast; and the least-squares solver."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

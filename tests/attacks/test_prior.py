@@ -1,7 +1,5 @@
 """Gaussian priors: against formulas, against NumPy, through files and the command line."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ What a missing gradient, a batch of two or a model without positions does is ask
 by tests/contract/test_attacks.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What batches share: planted systems, the search among many uploads, and the attack on clients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,8 +1,7 @@
 """The span of hidden patches, from one upload and several, what noise leaves of it, and the most
 probable picture in it."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -64,16 +63,26 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def system(
-    x: Tensor, hidden: list[int], seed: int, *, summed: bool = False, rows: Tensor | None = None
+    x: Tensor, hidden: Sequence[int], seed: int, *, summed: bool = False, rows: Tensor | None = None
 ) -> PatchSystem:
     """What an upload holds: the rows of hidden patches are missing, their share of G is not;
     summed: the gradient of E_unk is there, the sum of the hidden rows."""
     rows = draw(N, D, seed=seed) if rows is None else rows
     mask = torch.zeros(1, N, dtype=torch.bool)
-    mask[0, hidden] = True
-    sums = rows[hidden].sum(0)[None] if summed else None
+    mask[0, list(hidden)] = True
+    sums = rows[list(hidden)].sum(0)[None] if summed else None
     shown = torch.where(mask.unsqueeze(-1), 0.0, rows[None])
     return PatchSystem(shown, (rows.mT @ x)[None], mask, sums)
+
+
+def uploads_of(
+    x: Tensor, hidden: Sequence[Sequence[int]], width: int = D, *, summed: bool = False
+) -> list[PatchSystem]:
+    """Systems of several uploads, each of which hides other patches and has rows of its own."""
+    return [
+        system(x, places, seed, summed=summed, rows=draw(N, width, seed=seed))
+        for seed, places in enumerate(hidden, 1)
+    ]
 
 
 def holds(knowledge: Knowledge, x: Tensor) -> None:
@@ -101,11 +110,9 @@ def test_uploads_leave_the_span_of_the_patches_that_were_always_hidden(
 ) -> None:
     """Of their differences, where the sum of the hidden rows is sent."""
     x = draw(N, P, seed=0)
-    systems = [
-        system(x, places, seed, summed=summed, rows=draw(N, width, seed=seed))
-        for seed, places in enumerate(hidden, 1)
-    ]
-    knowledge = combine([upload_span(one, 0) for one in systems])
+    knowledge = combine(
+        [upload_span(one, 0) for one in uploads_of(x, hidden, width, summed=summed)]
+    )
     always = sorted(set.intersection(*map(set, hidden)))
     assert knowledge.hidden.nonzero().flatten().tolist() == always
     assert len(knowledge.basis) == open_directions
@@ -136,11 +143,7 @@ def test_uploads_of_more_patches_than_a_row_has_numbers_determine_them_together(
     summed: bool, hidden: list[list[int]], open_directions: int
 ) -> None:
     x = draw(N, P, seed=0)
-    systems = [
-        system(x, places, seed, summed=summed, rows=draw(N, NARROW, seed=seed))
-        for seed, places in enumerate(hidden, 1)
-    ]
-    found = several_uploads(systems, 0)
+    found = several_uploads(uploads_of(x, hidden, NARROW, summed=summed), 0)
     assert len(found.knowledge.basis) == open_directions
     holds(found.knowledge, x)
     always = set.intersection(*map(set, hidden))
@@ -149,7 +152,6 @@ def test_uploads_of_more_patches_than_a_row_has_numbers_determine_them_together(
         exact = torch.tensor([place not in hidden[0] for place in ALL])
         guess = torch.where(exact.unsqueeze(1), x, 0.0)
         narrowed = found.narrowed(guess, exact, 1)
-        assert narrowed is not None
         assert not len(narrowed.basis)
         assert torch.allclose(narrowed.known, x, atol=1e-8)
         assert found.narrowed(guess, exact, 0) is None
@@ -158,7 +160,6 @@ def test_uploads_of_more_patches_than_a_row_has_numbers_determine_them_together(
         untested = exact & (torch.arange(N) > NARROW - 2)  # so many others that all would fit
         assert found.narrowed(guess, untested, 1) is None
         if summed:
-            assert found.uploads.sums is not None
             uploads = replace(found.uploads, sums=found.uploads.sums + 1)
             wrong = replace(found, uploads=uploads)
             assert wrong.narrowed(guess, exact, 1) is None
@@ -179,36 +180,33 @@ def test_uploads_of_much_smaller_gradients_count_as_much() -> None:
     assert torch.allclose(found.known, x, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("summed", [True, False])
-def test_equal_patches_of_more_patches_than_a_row_has_numbers(summed: bool) -> None:
+EQUAL, TWO_KINDS, FOUR = {3: 8}, {3: 8, 1: 4, 2: 4}, {3: 8, 1: 8, 2: 8}
+ONE_OF_THEM = [[3, 0], [8], [3, 1], [8, 2]]
+AS_MANY_KINDS = [[4, 8], [5, 8], [6]]  # as a row has numbers: one upload never contradicts
+
+
+@pytest.mark.parametrize(
+    ("equal", "width", "summed", "hidden", "open_directions"),
+    [
+        (EQUAL, NARROW, True, ONE_OF_THEM, 0),
+        (EQUAL, NARROW, False, ONE_OF_THEM, 1),
+        (EQUAL, NARROW, False, [[0], [1], [2]], 0),
+        (TWO_KINDS, NARROW, True, [*ONE_OF_THEM, [3, 8]], 1),  # one sum does not tell them apart
+        (FOUR, N - 3, True, AS_MANY_KINDS, 0),
+        (FOUR, N - 3, False, AS_MANY_KINDS, 1),
+    ],
+)
+def test_equal_patches_of_more_patches_than_a_row_has_numbers(
+    equal: dict[int, int], width: int, summed: bool, hidden: list[list[int]], open_directions: int
+) -> None:
     """Their rows cannot be told apart. Where an upload shows both that does not matter, and where
     the sum of hidden rows is sent they have one row together."""
     x = draw(N, P, seed=0)
-    x[3] = x[8]
-    hidden = [[3, 0], [8], [3, 1], [8, 2]]
-    systems = [
-        system(x, places, seed, summed=summed, rows=draw(N, NARROW, seed=seed))
-        for seed, places in enumerate(hidden, 1)
-    ]
-    found = several_uploads(systems, 0).knowledge
-    assert len(found.basis) == int(not summed)
+    for one, other in equal.items():
+        x[one] = x[other]
+    found = several_uploads(uploads_of(x, hidden, width, summed=summed), 0).knowledge
+    assert len(found.basis) == open_directions
     holds(found, x)
-    different = x.clone()
-    different[[1, 2]] = x[4]  # equal ones of two kinds, which one sum does not tell apart
-    systems = [
-        system(different, places, seed, summed=True, rows=draw(N, NARROW, seed=seed))
-        for seed, places in enumerate([*hidden, [3, 8]], 1)
-    ]
-    holds(several_uploads(systems, 0).knowledge, different)
-    shown = [[0], [1], [2]]
-    systems = [system(x, at, i, rows=draw(N, NARROW, seed=i)) for i, at in enumerate(shown)]
-    assert torch.allclose(several_uploads(systems, 0).knowledge.known, x, atol=1e-7)
-    x[[1, 2]] = x[8].clone()  # as many kinds as a row has numbers: one upload never contradicts
-    systems = [
-        system(x, places, seed, summed=summed, rows=draw(N, N - 3, seed=seed))
-        for seed, places in enumerate([[4, 8], [5, 8], [6]], 1)
-    ]
-    holds(several_uploads(systems, 0).knowledge, x)
 
 
 @pytest.mark.parametrize("summed", [True, False])
@@ -241,13 +239,11 @@ def test_copies_of_one_patch_hidden_every_time_leave_nothing_open(level: float) 
     they are the zero vector, which the span does not see."""
     x = draw(N, P, seed=0)
     x[:6] = level
-    hidden = ([0, 1, 7], [2, 3, 8], [4, 5, 9])
-
-    def together(summed: bool) -> Knowledge:
-        systems = [system(x, places, seed, summed=summed) for seed, places in enumerate(hidden)]
-        return combine([upload_span(one, 0, above_noise=10) for one in systems])
-
-    told, untold = together(True), together(False)
+    hidden = [[0, 1, 7], [2, 3, 8], [4, 5, 9]]
+    told, untold = (
+        combine([upload_span(one, 0, above_noise=10) for one in uploads_of(x, hidden, summed=sent)])
+        for sent in (True, False)
+    )
     assert not len(told.basis)
     assert torch.allclose(told.known, x, atol=1e-7)
     assert len(untold.basis) == int(level != 0)
@@ -539,8 +535,6 @@ def test_a_picture_as_it_was_fed_is_filled_where_the_first_upload_was_masked(nam
     attack = find_attack(name, {"uploads": 3} if name != "masked_span" else {})
     view, inputs = planted_view(model, attack, "b", gamma=0.3)
     made = attack.run(view, generator=torch.Generator())
-    assert made.images is not None
-    assert inputs.mask is not None
     for image, masked in zip(made.images, inputs.mask, strict=True):
         there = to_patches(image[None], model.patch_size)[0][masked]
         assert float(there.std(0).max()) < 1e-6

@@ -1,8 +1,6 @@
 """The time of an attack: whose is spent, what looks at it and gives what it has, and what stops
 the rest. The lattice is in test_lattices."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

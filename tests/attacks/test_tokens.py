@@ -1,8 +1,6 @@
 """Tokens of all kinds of ViTs: peeled out of one upload and put in order; pictures of one batch by
 layers, by matching and by the lattice of their differences; the classifier's gradient alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -123,7 +121,6 @@ def order_and_patches(model: LoadedModel) -> tuple[PatchOrder, Tensor]:
     images = planted_images(1, size=SIDE)
     view = seen(model, images, "patch_lattice")
     attention = PatchOrder.of(view, view.updates[0], 0)
-    assert attention is not None
     return attention, to_patches(model.normalize(images)[0], PATCH)
 
 
@@ -223,7 +220,6 @@ def test_no_mixture_passes_where_tokens_do_not_see_each_other(scale: float) -> N
     view = seen(model, images, "layer_span", batch=2)
     grads = {name: sent[0] for name, sent in view.updates[0].grads.items()}
     spans = LayerSpans.of(model, grads, 2, torch.float32)
-    assert spans is not None
     one, other = to_patches(model.normalize(images), model.patch_size)
     enough, mixed = spans.enough, one.clone()
     mixed[:2] = other[:2]

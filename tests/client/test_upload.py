@@ -65,6 +65,13 @@ def test_what_the_augmentations_do() -> None:
     assert shares.sum(-1).allclose(torch.ones(40))
     assert (shares.diagonal() >= 0.5).all()
     assert ((shares > 0).sum(-1) <= 2).all()
+    for kind in ("flip", "crop", "mixup"):  # anew in each round, of each seed, and by each image
+        made = changed(kind, plain)
+        assert changed(kind, plain).equal(made)
+        assert not any(
+            changed(kind, plain, **other).equal(made) for other in ({"round": 1}, {"seed": 1})
+        )
+        assert kind == "mixup" or changed(kind, plain[5:], first=5).equal(made[5:])
     with pytest.raises(UserError, match="mixup"):
         changed("mixup", plain[:1])
 

@@ -186,11 +186,12 @@ def test_where_every_model_is_bad_each_is_named_and_nothing_is_begun(
         "first": spoiled(tmp_path / "a.safetensors", **NAN),
         "second": spoiled(tmp_path / "b.safetensors", **INT8),
         "third": {"checkpoint": "random", "img_size": 32},
+        "fourth": TINY | {"num_classes": 2},
     }
     config = one_cell(models=given, grid=[{"models": [*given], "settings": ["a"]}], attacks=SPAN)
     with pytest.raises(UserError) as caught:
         attack(three, tmp_path / "run", config)
-    assert all(name in str(caught.value) for name in [*given, "norm.weight", "int8"])
+    assert all(name in str(caught.value) for name in [*given, "norm.weight", "int8", "2.png"])
     unknown = {"ViT": {"model": "deit_smal"}}
     with pytest.raises(UserError, match=r"models\.ViT.*deit_smal.*deit_small"):
         attack(three, tmp_path / "run", one_cell(models=unknown))

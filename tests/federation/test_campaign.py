@@ -118,6 +118,7 @@ def test_other_attacks_go_on_with_the_trained_federation(
     out = tmp_path / "out"
     assert command(tmp_path, data, GOOD[:1]) == 0
     trained = (out / "model.safetensors").read_bytes()
+    (out / "model.safetensors").write_bytes(trained[:-9])  # damaged, and written again
     monkeypatch.setattr(tasks.Task, "server_step", lambda *_: pytest.fail("it trained again"))
     assert command(tmp_path, data, GOOD) == 0
     assert "finished already" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """A made-up run of a plain and a masking client with every kind of figure, and cards."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

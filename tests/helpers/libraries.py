@@ -1,7 +1,5 @@
 """Small Vision Transformers of other libraries, with seeded random weights everywhere."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rows of a table that are tried by `make nightly` alone."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

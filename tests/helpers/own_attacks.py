@@ -1,7 +1,5 @@
 """Attacks of a test's own: one reads several uploads, some are faulty."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -132,11 +130,9 @@ class Faulty(Own):
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Something wrong, but for images whose first label is 2."""
-        assert view.labels is not None
         if view.labels.tolist() == [2] or self.member:
             return Reconstruction(grey(view))
-        answer: Reconstruction = ANSWERS[self.answer](view)
-        return answer
+        return ANSWERS[self.answer](view)
 
 
 @dataclass(frozen=True)
@@ -152,7 +148,6 @@ class Slow(Own):
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """A picture that is the lighter the longer it took: up to .75."""
-        assert view.labels is not None
         made = grey(view)
         for place, label in enumerate(view.labels.tolist()):
             wanted = self.seconds if label == 1 else 0.001

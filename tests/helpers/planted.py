@@ -1,7 +1,5 @@
 """A tiny float64 client whose images are known, and what its attacker sees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -67,8 +65,7 @@ def solved(view: AttackerView, name: str, *, seed: int = 0, **options: object) -
     prior = {"prior": "stationary"} if hasattr(find_attack(name), "prior") else {}
     attack = find_attack(name, prior | options)
     assert attack.unsupported(view) is None
-    made: Reconstruction = attack.run(view, generator=torch.Generator().manual_seed(seed))
-    return made
+    return attack.run(view, generator=torch.Generator().manual_seed(seed))
 
 
 def best(found: Tensor, truth: Tensor) -> Tensor:

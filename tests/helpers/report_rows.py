@@ -1,7 +1,5 @@
 """A run folder without an attack: cells and rows as the runner writes them, with known figures."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Small labelled images and small configs for the tests of mjp_privacy.training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ that Python imports at its start from PYTHONPATH, so nothing in the package is t
     trap.release()
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

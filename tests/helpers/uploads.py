@@ -1,7 +1,5 @@
 """Recorded uploads of a small plain federation, and ways to spoil and to attack them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Swins and ResNets under MJP: what is timm's, what is masked, what a jigsaw does, their files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Layouts: which names tell one, and which attack applies to which library's networks."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Live networks of other libraries: the same outputs and gradients here, or a refusal; those that
 are no plain ViT with their own forward, and tables that are stretched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,20 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mjp_privacy import attack_gradients, load_images, save_upload
+from mjp_privacy import save_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.timm_networks import TimmNetwork
-from mjp_privacy.uploads.leak import Leak
 from tests.helpers.libraries import (
     DIM,
     SIDE,
     SOURCES,
     Source,
-    hugging_face,
     library,
     open_clip_tower,
     randomised,
@@ -34,6 +30,7 @@ from tests.helpers.libraries import (
     torchvision_vit,
 )
 from tests.helpers.models import tiny
+from tests.uploads.networks import Convolved, Flattened, leak_of, outputs, photographs
 
 EXACT = 1e-5
 PATCH = 8  # of networks of one's own
@@ -43,8 +40,8 @@ def loaded(module: nn.Module, **facts: Any) -> LoadedModel:
     return load_module(module, **{"mean": 0.5, "std": 0.5, **facts})
 
 
-def pictures() -> Tensor:
-    return torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
+def pictures(side: int = SIDE) -> Tensor:
+    return torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(5))
 
 
 def assert_equal(found: Tensor, expected: Tensor, name: str = "") -> None:
@@ -199,53 +196,6 @@ def fails(x: Tensor) -> Tensor:
     raise RuntimeError("two pictures are needed")
 
 
-class Flattened(nn.Module):
-    """A ViT of one's own, which embeds flattened patches, colours last, by a linear layer."""
-
-    def __init__(self, *before: nn.Module) -> None:
-        super().__init__()
-        self.embed = nn.Sequential(*before, nn.Linear(3 * PATCH**2, DIM))
-        self.pos = nn.Parameter(torch.randn(1, 1 + (SIDE // PATCH) ** 2, DIM) * 0.02)
-        self.cls = nn.Parameter(torch.randn(1, 1, DIM))
-        layer = nn.TransformerEncoderLayer(
-            DIM, 4, 4 * DIM, dropout=0.0, batch_first=True, norm_first=True
-        )
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.to_logits = nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, 10))
-
-    def tokens(self, x: Tensor) -> Tensor:
-        count = SIDE // PATCH
-        tiles = x.unflatten(3, (count, PATCH)).unflatten(2, (count, PATCH))
-        patches = self.embed(tiles.permute(0, 2, 4, 3, 5, 1).flatten(3)).flatten(1, 2)
-        return torch.cat((self.cls.expand(len(x), -1, -1), patches), 1) + self.pos
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.to_logits(self.encoder(self.tokens(x))[:, 0])  # type: ignore[no-any-return]
-
-
-class Convolved(nn.Module):
-    """A ViT of one's own, which adds positions in place, calls its parts by keywords and returns a
-    dictionary; `head` is another layer than the classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Conv2d(3, DIM, PATCH, PATCH)
-        self.pos = nn.Parameter(torch.randn(1, (SIDE // PATCH) ** 2, DIM) * 0.02)
-        self.keys = nn.ModuleList(timm.layers.Mlp(DIM, 2 * DIM) for _ in range(2))
-        self.head, self.to_classes = nn.Linear(DIM, 64), nn.Linear(64, 10)
-
-    def patches(self, x: Tensor) -> Tensor:
-        return self.embed(input=x).flatten(2).mT  # type: ignore[no-any-return]
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        tokens = self.patches(x)
-        tokens += self.pos
-        for block in self.keys:
-            tokens = tokens + block(x=tokens)
-        features = self.head(tokens.mean(1))
-        return {"logits": self.to_classes(features), "features": features}
-
-
 class Upended(Convolved):
     """One that reads the rows of its patches from below, with a fresh classifier of zeros."""
 
@@ -277,18 +227,6 @@ class TwoTables(Upended):
     def __init__(self) -> None:
         super().__init__()
         self.more_pos = nn.Parameter(torch.zeros(1, 16, DIM))
-
-
-class Decoding(Convolved):
-    """One whose decoder has a table of positions, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.decoder_pos = nn.Parameter(torch.randn(1, (SIDE // PATCH) ** 2, DIM) * 0.02)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        features = super().forward(x)["features"] + self.head(self.decoder_pos.mean(1))
-        return {"logits": self.to_classes(features)}
 
 
 def embedded_by(convolution: nn.Module) -> nn.Module:
@@ -395,27 +333,6 @@ OWN_FORWARD: dict[str, tuple[Callable[[], nn.Module], int, int | None]] = {
 }
 
 
-def logits_of(module: nn.Module, x: Tensor) -> Tensor:
-    told = {"interpolate_pos_encoding": True} if type(module).__name__ == "ViTModel" else {}
-    out = module(x, **told)
-    if isinstance(out, Tensor):
-        return out
-    return out["logits"] if "logits" in out else out["pooler_output"]  # type: ignore[no-any-return]
-
-
-def leaked(
-    module: nn.Module, picture: Tensor | int, *, without: str | None = None, **given: Any
-) -> Leak:
-    """What an honest client's step on a picture, or on a random one of this side, tells; `without`
-    the gradients of parameters in whose name this stands."""
-    if isinstance(picture, int):
-        picture = (torch.rand(1, 3, picture, picture) * 255).round() / 255
-    logits = logits_of(module, (picture - 0.5) / 0.5)
-    nn.functional.cross_entropy(logits, torch.tensor([3])).backward()
-    sent = {key: p.grad for key, p in module.named_parameters() if without and without not in key}
-    return attack_gradients(module, sent or None, mean=0.5, std=0.5, images=picture, **given)
-
-
 @pytest.mark.parametrize("name", OWN_FORWARD)
 def test_networks_with_their_own_forward_leak_their_picture(name: str) -> None:
     """Also where a table is stretched: it still tells the rows of the patches."""
@@ -424,11 +341,12 @@ def test_networks_with_their_own_forward_leak_their_picture(name: str) -> None:
     if img_size is None:
         copy, x = loaded(module), torch.randn(2, 3, side, side)
         assert isinstance(copy, TimmNetwork)
-        torch.testing.assert_close(copy(x), logits_of(module, x))
+        torch.testing.assert_close(copy(x), outputs(module, x))
         count = sum(parameter.numel() for parameter in module.parameters())
         assert sum(parameter.numel() for parameter in copy.parameters()) == count
-    before = {key: parameter.clone() for key, parameter in module.named_parameters()}
-    leak = leaked(module, side, img_size=img_size, attacks=["patch_gradient"])
+    before = {key: parameter.double() for key, parameter in module.named_parameters()}
+    picture = photographs(1, side)
+    leak = leak_of(module, picture, img_size=img_size, attacks=["patch_gradient"])
     assert leak["patch_gradient"].psnr > 60
     assert all(torch.equal(before[key], p) for key, p in module.named_parameters())
 
@@ -436,65 +354,11 @@ def test_networks_with_their_own_forward_leak_their_picture(name: str) -> None:
 def test_a_table_stretched_to_more_patches_than_it_has_is_withheld() -> None:
     """What needs no gradient of it applies."""
     network = dinov2(CLASSIFIER, num_labels=5)
-    leak = leaked(network, 98, img_size=98, attacks=["patch_gradient", TOKENS])
+    asked = ["patch_gradient", TOKENS]
+    leak = leak_of(network, photographs(1, 98), img_size=98, attacks=asked)
     assert "pos_embed" in leak.refused["patch_gradient"]
     assert any("pos_embed" in note for note in leak.notes)
     assert leak[TOKENS].exact == 1
-
-
-class Backbone(nn.Module):
-    """A backbone with a new layer for the classes, which keeps what it last computed, and a
-    parameter that is no floating-point number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone, self.fc = randomised(timm_vit(num_classes=0)), nn.Linear(DIM, 10)
-        self.outputs: Tensor | None = None
-        self.count = nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.outputs = self.fc(self.backbone(x))
-        return self.outputs
-
-
-class Within(nn.Module):
-    """A network under the name that DataParallel gives one, with another head behind its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module, self.head = randomised(timm_vit(num_classes=20)), nn.Linear(20, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.module(x))  # type: ignore[no-any-return]
-
-
-class Scaled(nn.Module):
-    """Normalises pictures, with another factor for each channel."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.tensor([2.0, 1.5, 0.7]).view(3, 1, 1) - 0.3
-
-
-OF_ONES_OWN: dict[str, Callable[[], nn.Module]] = {
-    "pictures normalised once more": lambda: nn.Sequential(Scaled(), Convolved()),
-    "a second head behind a part that is called module": Within,
-    "a backbone that keeps its output": Backbone,
-    "flattened patches, a classifier of any name": Flattened,
-    "keywords, in place, a dictionary": Convolved,
-    "a decoder with a table of its own": Decoding,
-    "a teacher's token": lambda: hugging_face(
-        "DeiTForImageClassificationWithTeacher", "DeiTConfig", num_labels=10
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OF_ONES_OWN)
-def test_networks_of_ones_own_tell_picture_and_class(name: str) -> None:
-    leak = leaked(OF_ONES_OWN[name]().eval(), SIDE, attacks=["patch_gradient"])
-    assert leak.labels is not None
-    assert leak.labels.tolist() == [3]
-    assert leak.best.residual < 1e-4
-    assert leak.best.psnr > 60
 
 
 class Checkpointed(Convolved):
@@ -506,7 +370,7 @@ class Checkpointed(Convolved):
 
 
 def test_what_a_network_raises_where_its_residual_is_computed_is_a_note() -> None:
-    leak = leaked(Checkpointed().eval(), SIDE, attacks=["patch_gradient"], labels=[3])
+    leak = leak_of(Checkpointed(), photographs(1), attacks=["patch_gradient"], labels=[0])
     assert leak.best.exact == 1
     assert leak.best.residuals is None
     assert any("CheckpointError" in note for note in leak.notes)
@@ -538,8 +402,7 @@ WITHOUT_A_TABLE: dict[str, Callable[[], nn.Module]] = {
 def test_transformers_networks_leak_without_the_gradient_of_a_table(name: str) -> None:
     """Block 0's layers are found by the order in which they run."""
     torch.manual_seed(0)
-    picture = next(iter(load_images("embedded", size=64, limit=1)))[0][None]
-    leak = leaked(WITHOUT_A_TABLE[name]().eval(), picture, without="position_emb")
+    leak = leak_of(WITHOUT_A_TABLE[name](), photographs(1, 64), without="position_emb")
     found = leak["token_peeling"]
     assert found.exact == 1
     assert found.is_certain == (name != "relative bias")  # untrained ones see no order
@@ -577,11 +440,11 @@ class Paired(Flattened):
         self.registers = nn.Parameter(torch.randn(1, 2, DIM))  # behind the patches
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = torch.cat((self.tokens(x), self.registers), 1)
+        tokens = torch.cat((self.placed(self.embedded(x)), self.registers), 1)
         for attention, wide in self.layers:  # type: ignore[attr-defined]
             tokens = tokens + attention(tokens)
             tokens = tokens + wide(tokens)
-        return self.to_logits(tokens.mean(1))  # type: ignore[no-any-return]
+        return self.head(tokens.mean(1))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(("before", "after"), [(False, True), (True, False), (True, True)])
@@ -590,8 +453,8 @@ def test_norms_around_the_patch_embedding_hide_brightness_at_most(
 ) -> None:
     """What a norm of each patch takes away is its mean, which is guessed by borders."""
     torch.manual_seed(0)
-    picture = next(iter(load_images("embedded", size=SIDE, limit=1)))[0][None]
-    leak = leaked(Paired(before=before, after=after).eval(), picture, without="pos")
+    picture = photographs(1)
+    leak = leak_of(Paired(before=before, after=after), picture, without="pos")
     found = leak["token_peeling"]
     contrasts = [
         (patches := to_patches(x, PATCH)) - patches.mean(1, keepdim=True)
@@ -615,6 +478,6 @@ def test_what_a_network_with_its_own_forward_cannot(tmp_path: Path) -> None:
             loaded(module, img_size=img_size)
     assert loaded(plain, img_size=32).grid == (8, 8)
     module = dinov2(CLASSIFIER, num_labels=5)
-    leaked(module, 56, attacks=["patch_gradient"])
+    outputs(module, pictures(56)).sum().backward()
     with pytest.raises(UserError, match=CLASSIFIER):  # no file says all that it takes
         save_upload(tmp_path, module, mean=0.5, std=0.5)

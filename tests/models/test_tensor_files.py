@@ -1,7 +1,5 @@
 """Tensors in files from strangers: bounded before they are read, and nothing in them runs."""
 
-from __future__ import annotations
-
 import json
 import random
 import tracemalloc
@@ -156,6 +154,14 @@ def test_any_changed_bit_is_noticed(tmp_path: Path, kind: str) -> None:
         other.write_bytes(changed)
         with pytest.raises(BadFile, match=other.name):
             check_digest(other, WEIGHTS, needed=True)
+
+
+def test_a_file_that_is_cut_off_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_tensors(path, {"a": torch.arange(6.0)}, {})
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(BadFile, match="cut off"):
+        TensorFile(path, WEIGHTS)
 
 
 # PyTorch's format ---------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """timm's own networks: their parts, their gradients as timm's class makes them, MJP on them."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model, timm_networks
-from mjp_privacy.models.checkpoint_files import from_hub
+from mjp_privacy.models.checkpoint_files import download_timm, from_hub
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.loading import outline_model
@@ -192,6 +190,7 @@ def test_a_folder_or_repository_with_timms_config_says_what_it_holds(
         return str(tmp_path / name)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     source: Any = tmp_path if place == "folder" else "hf-hub:someone/dinov2"
     net, x = timm.create_model(DINOV2, img_size=28, num_classes=0).eval(), torch.randn(2, 3, 28, 28)
     timm.models.save_for_hf(net, str(tmp_path), safe_serialization=True)
@@ -216,6 +215,27 @@ def test_a_folder_or_repository_with_timms_config_says_what_it_holds(
     timm.models.save_for_hf(net, str(tmp_path), safe_serialization=True)
     with pytest.raises(UserError, match="global_pool"):
         load_model(checkpoint=source, num_classes=CLASSES)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then its client looks in its cache alone, which the next call may ask again."""
+    asked, offline = [], huggingface_hub.constants.HF_HUB_OFFLINE
+
+    class Session:
+        def head(self, url: str, **_: Any) -> None:
+            asked.append(url)
+            raise OSError("no network")
+
+    def created(name: str, **_: Any) -> None:
+        assert huggingface_hub.constants.HF_HUB_OFFLINE
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr(huggingface_hub.utils, "get_session", Session)
+    monkeypatch.setattr(timm, "create_model", created)
+    with pytest.raises(UserError, match="vit_tiny_patch16_224"):
+        download_timm("vit_tiny_patch16_224")
+    assert len(asked) == 1
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is offline
 
 
 # live ones ----------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """The Vision Transformer beside timm's own, bit for bit; what MJP adds to it, its localization
-against NumPy; and low-rank adapters."""
-
-from __future__ import annotations
+against NumPy; low-rank adapters; and torch's own attention, called."""
 
 import re
 from functools import partial
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import MJPVisionTransformer, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
+from mjp_privacy.models.live.parts import CalledAttention
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.mjp_vit import (
     LocalizationRegressor,
@@ -138,7 +137,6 @@ def gradient_of_z(model: MJPVisionTransformer, x: Tensor, mask: Tensor | None) -
     model.zero_grad()
     nn.functional.cross_entropy(model(x, mask), some_labels(len(x)), reduction="sum").backward()
     handle.remove()
-    assert kept[0].grad is not None
     return kept[0].grad
 
 
@@ -380,3 +378,24 @@ def test_what_is_no_norm_of_tokens_is_none() -> None:
         *(nn.PReLU(12), nn.Embedding(12, 12), nn.Sequential(nn.LayerNorm(12)), rotary, pooled),
     ]
     assert [token_norm(part) for part in others] == [None] * len(others)
+
+
+# torch's attention --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", ["plain", "each head's", "of others", "masked", "padded"])
+def test_attention_that_is_called_is_torchs(first: bool, kind: str) -> None:
+    """Also where it is not of tokens to one another, or some are not seen."""
+    own = nn.MultiheadAttention(12, 3, batch_first=first).double().eval()
+    called, (x, y) = CalledAttention(own), torch.randn(2, 4, 5, 12).double()
+    count, others = (5, 4) if first else (4, 5)
+    options: dict[str, Any] = {
+        "each head's": {"average_attn_weights": False},
+        "masked": {"attn_mask": torch.ones(count, count).triu(1).bool()},
+        "padded": {"key_padding_mask": torch.arange(count).expand(others, -1) > 2},
+    }.get(kind, {})
+    given = (x, y, y) if kind == "of others" else (x, x, x)
+    assert {id(p) for p in called.parameters()} == {id(p) for p in own.parameters()}
+    for one, other in zip(called(*given, **options), own(*given, **options), strict=True):
+        close(one, other)

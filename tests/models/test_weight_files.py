@@ -1,8 +1,6 @@
 """Files of weights in every layout: what is read, and what the report says of it; of other
 libraries' files what no tensor shows, read from the JSON files beside them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,8 +1,6 @@
 """Weights and facts that make no model, of friends and of strangers: each mistake is named, before
 a run and in it, and nothing is built or run. Damaged bytes are drawn in tests/inputs."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Models by name, checkpoints of a command line, and what is known before weights are read."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

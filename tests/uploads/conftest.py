@@ -1,7 +1,5 @@
 """What these tests share: a federation's uploads that nobody changes, and steps of one's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

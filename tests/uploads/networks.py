@@ -1,7 +1,5 @@
 """Networks that somebody wrote around torch's own layers, each another step of one ViT."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -12,26 +10,39 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention, silu
 
 from mjp_privacy import attack_gradients
+from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.uploads.leak import Leak
 
 DIM, PATCH = 96, 8
 
 
-def photographs(count: int, side: int = 32) -> Tensor:
+def photographs(count: int, size: Size = 32) -> Tensor:
     named = [data.astronaut(), data.coffee(), data.chelsea()][:count]
+    height, width = height_width(size)
     cuts = [
-        torch.from_numpy(one[100 : 100 + 4 * side : 4, 100 : 100 + 4 * side : 4]) for one in named
+        torch.from_numpy(one[100 : 100 + 4 * height : 4, 100 : 100 + 4 * width : 4])
+        for one in named
     ]
     return torch.stack(cuts).permute(0, 3, 1, 2).double() / 255
 
 
-def leak_of(network: nn.Module, images: Tensor, **given: Any) -> Leak:
-    """What a gradient of these pictures (m, C, H, W), normalised by .5 and .5, gives away."""
+def outputs(network: nn.Module, x: Tensor) -> Any:
+    """What a network of any library makes of pictures of any size."""
+    told = {"interpolate_pos_encoding": True} if type(network).__name__ == "ViTModel" else {}
+    made = network(x, **told)
+    if isinstance(made, Tensor):
+        return made
+    return made["logits"] if "logits" in made else made["pooler_output"]
+
+
+def leak_of(network: nn.Module, images: Tensor, *, without: str = "\0", **given: Any) -> Leak:
+    """What a gradient of these pictures (m, C, H, W), normalised by .5 and .5, gives away; that of
+    parameters in whose name `without` stands is not sent."""
     network.double().eval()
-    loss = cross_entropy(network((images - 0.5) / 0.5), torch.arange(len(images)))
+    loss = cross_entropy(outputs(network, (images - 0.5) / 0.5), torch.arange(len(images)))
     named = {name: p for name, p in network.named_parameters() if p.requires_grad}
     sent = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    used = {name: g for name, g in zip(named, sent, strict=True) if g is not None}
+    used = {n: g for n, g in zip(named, sent, strict=True) if g is not None and without not in n}
     return attack_gradients(network, used, images=images, mean=0.5, std=0.5, **given)
 
 
@@ -127,6 +138,65 @@ class Placed(Own):
         table = table(torch.arange(z.shape[1] + 1)) if self.name == "table" else table
         cls = self.cls.expand(len(z), -1, -1)
         return torch.cat((z, cls) if self.last else (cls, z), 1) + table
+
+
+class Rectangle(Own):
+    """An encoder around pictures of 6 × 4 patches, whose table shows no more than their number."""
+
+    def __init__(self) -> None:
+        super().__init__(**FIRST)
+        table = 0.1 * torch.randn(1, 25, DIM)
+        self.pos_embed = nn.Parameter(table)
+
+
+class Flattened(Own):
+    """That embeds flattened patches, colours last, by a linear layer."""
+
+    def __init__(self, *before: nn.Module) -> None:
+        super().__init__(**FIRST)
+        self.embed = nn.Sequential(*before, nn.Linear(3 * PATCH**2, DIM))
+
+    def embedded(self, x: Tensor) -> Any:
+        tiles = x.unflatten(3, (-1, PATCH)).unflatten(2, (-1, PATCH))
+        return self.embed(tiles.permute(0, 2, 4, 3, 5, 1).flatten(3)).flatten(1, 2)
+
+
+# without attention --------------------------------------------------------------------------------
+
+
+class Convolved(nn.Module):
+    """That adds positions in place, calls its parts by keywords and returns a dictionary; `head` is
+    another layer than the classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, DIM, PATCH, PATCH)
+        self.pos = nn.Parameter(torch.randn(1, 16, DIM) * 0.02)
+        self.keys = nn.ModuleList(timm.layers.Mlp(DIM, 2 * DIM) for _ in range(2))
+        self.head, self.to_classes = nn.Linear(DIM, 64), nn.Linear(64, 10)
+
+    def patches(self, x: Tensor) -> Any:
+        return self.embed(input=x).flatten(2).mT
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        tokens = self.patches(x)
+        tokens += self.pos
+        for block in self.keys:
+            tokens = tokens + block(x=tokens)
+        features = self.head(tokens.mean(1))
+        return {"logits": self.to_classes(features), "features": features}
+
+
+class Decoding(Convolved):
+    """Whose decoder has a table of positions, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder_pos = nn.Parameter(torch.randn(1, 16, DIM) * 0.02)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        features = super().forward(x)["features"] + self.head(self.decoder_pos.mean(1))
+        return {"logits": self.to_classes(features)}
 
 
 # blocks of one's own ------------------------------------------------------------------------------

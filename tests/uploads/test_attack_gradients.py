@@ -1,13 +1,13 @@
 """`attack_gradients` on a small model of this package, whose pictures are known."""
 
-from __future__ import annotations
-
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 
@@ -43,20 +43,17 @@ def test_the_picture_comes_back_and_is_known_to_without_the_truth(
     assert best.attack == "patch_gradient"  # of equals the simplest
     assert max(best.residual, best.misfit) < 1e-6
     assert best.factor == pytest.approx(1)
-    assert leak.labels is not None
     assert (leak.labels.tolist(), leak.label_source) == ([3], "read off the gradient")
     assert leak.scores is None
     assert best.is_certain
     assert f"{best.residual:.1e}" in leak.verdict
     own: dict[str, Any] = {"images": planted_images(1)[0].numpy(), "attacks": "patch_gradient"}
     leak = attack_gradients(model, gradients, labels=3, **own)
-    assert leak.scores is not None
     row = leak.scores.iloc[0]
     assert {"attack", "image", "mse", "psnr", "ssim", "fft2d", "lpips", "exact"} == set(row.index)
     assert row["psnr"] > 100
     assert bool(row["exact"])
     assert leak.label_source == "given"
-    assert leak.floor is not None
     assert 5 < leak.floor < 25
     assert all(text in leak.verdict for text in ("1 of 1", f"{leak.floor:.1f}"))
     difference = {name: -0.1 * g for name, g in gradients.items()}
@@ -103,6 +100,29 @@ def test_every_attack_has_a_result_or_a_reason(model: LoadedModel, gradients: Gr
         _ = nothing.best
 
 
+def test_pictures_below_the_windows_of_metrics_have_the_other_scores() -> None:
+    """Of 8 pixels a side SSIM and LPIPS have no value, which is noted."""
+    small = planted_model(img_size=8)
+    picture = planted_images(1, 8)
+    own = gradient_of(small, picture, LABEL)
+    leak = attack_gradients(small, own, attacks="patch_gradient", images=picture)
+    assert leak.scores is not None
+    assert set(leak.scores) == {"attack", "image", "mse", "psnr", "fft2d", "exact"}
+    assert any("ssim" in note for note in leak.notes)
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("roundig", "rounding"), ("kinds", "kind"), ("nois", "noise"), ("image", "images")],
+)
+def test_a_misspelt_keyword_is_told_what_is_meant(
+    model: LoadedModel, gradients: Gradients, tmp_path: Path, misspelt: str, meant: str
+) -> None:
+    for call in (attack_gradients, partial(save_upload, tmp_path)):
+        with pytest.raises(UserError, match=rf"{misspelt}.* {meant}[,?]"):
+            call(model, gradients, **{misspelt: 0.1})
+
+
 # several uploads ----------------------------------------------------------------------------------
 
 
@@ -132,7 +152,6 @@ def test_several_uploads_of_an_mjp_client_meet_in_one_picture() -> None:
     assert leak.best.attack == "multi_round"
     assert "plain_step" in leak.refused
     mask = leak["masked_span"].mask
-    assert mask is not None
     assert int(mask.sum()) == 16
 
 
@@ -162,17 +181,46 @@ def test_several_uploads_of_more_patches_than_the_width_tell_the_normalisation(m
     assert ("mean 0.5" in str(best.doubts)) == (mean != 0.5)
 
 
-def test_an_upload_of_another_picture_is_named() -> None:
+def test_what_uploads_determine_together_is_best_whatever_the_weights() -> None:
+    """Of a client whose weights moved and are not known one upload's picture leaves less."""
+    narrow: dict[str, Any] = {"embed_dim": 48, "num_heads": 3}
+    sent, moving = [], planted_model(**narrow)
+    draws = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        with torch.no_grad():
+            for p in moving.parameters():
+                p += 0.05 * torch.randn(p.shape, generator=draws, dtype=p.dtype)
+        sent.append(gradient_of(moving, planted_images(1), LABEL))
+    chosen = ("patch_prior", "multi_round")
+    leak = attack_gradients(planted_model(**narrow), sent, attacks=chosen)
+    assert leak["patch_prior"].scaled_residual < leak["multi_round"].scaled_residual
+    assert leak.best.attack == "multi_round"
+    assert off(leak.best.image) < 1e-5
+    assert [made.together for made in leak] == [False, True]
+
+
+@pytest.mark.parametrize(("kind", "share"), [("gradient", 1e-170), ("weight_difference", 1e-5)])
+def test_an_upload_of_another_picture_is_named(kind: str, share: float) -> None:
+    """One of a model that has learned the picture sends a share of the others' gradient, of which
+    weights in float32 keep few digits."""
     model, (one, other) = planted_model(patch_size=8), planted_images(2).split(1)
-    sent = [gradient_of(model, one, torch.tensor([label])) for label in range(4)]
-    chosen: dict[str, Any] = {"attacks": {"multi_round": STATIONARY}}
-    assert not any(
-        "hold the same picture" in note for note in attack_gradients(model, sent, **chosen).notes
-    )
-    sent[2] = gradient_of(model, other, LABEL)
-    (note,) = [
-        n for n in attack_gradients(model, sent, **chosen).notes if "hold the same picture" in n
-    ]
+    step: dict[str, Any] = {"kind": kind, "attacks": {"multi_round": STATIONARY}}
+    own = dict(model.named_parameters())
+
+    def sent(image: Tensor, label: int, share: float = 1.0) -> Gradients:
+        grads = gradient_of(model, image, torch.tensor([label]))
+        if kind == "gradient":
+            return {name: share * grad.double() for name, grad in grads.items()}
+        step["lr"] = 0.1
+        before = {name: own[name].detach().float() for name in grads}
+        return {n: before[n] - 0.1 * share * g.float() - before[n] for n, g in grads.items()}
+
+    uploads = [sent(one, 0, share), *(sent(one, label) for label in range(1, 4))]
+    notes = attack_gradients(model, uploads, **step).notes
+    assert not any("hold the same picture" in note for note in notes)
+    uploads[2] = sent(other, 3)
+    notes = attack_gradients(model, uploads, **step).notes
+    (note,) = [note for note in notes if "hold the same picture" in note]
     assert "without upload 3 of 4" in note
 
 
@@ -195,6 +243,18 @@ def test_what_is_not_known_is_noted(model: LoadedModel, gradients: Gradients) ->
     patches = ("patch_embed.proj.weight", "patch_embed.proj.bias")
     frozen = {n: torch.zeros_like(g) if n in patches else g for n, g in gradients.items()}
     assert not {*patches} & {*own_uploads(model, frozen, {}).updates[0].grads}
+
+
+@pytest.mark.parametrize(("scale", "double"), [(1e-5, False), (1e-5, True), (0.1, False)])
+def test_a_layer_scale_that_float32_rounds_off_is_noted(scale: float, double: bool) -> None:
+    network = timm.create_model(
+        "vit_small_patch14_dinov2", img_size=28, depth=1, num_classes=7, init_values=scale
+    )
+    sent = {name: torch.ones_like(p) for name, p in network.named_parameters()}
+    if double:
+        sent = {name: gradient.double() for name, gradient in sent.items()}
+    notes = own_uploads(network, sent, {"batch": 1}, labels=LABEL, mean=0.5, std=0.5).notes
+    assert any("layer scale" in note for note in notes) == (scale < 0.1 and not double)
 
 
 def test_a_turned_sign_is_told_of_a_network_that_is_sure_of_another_class() -> None:
@@ -276,8 +336,6 @@ def test_pictures_of_a_batch_are_certain_and_each_has_its_class(
         assert f"{leak.best.residual:.2g}" in leak.verdict
         return
     assert leak.best.attack == "layer_span"
-    assert leak.best.images is not None
-    assert leak.best.labels is not None
     distance = (leak.best.images[:, None] - private).abs().flatten(2).amax(2)
     assert leak.best.labels[distance.argmin(0)].tolist() == [3, 5]
     assert leak.best.scaled_residual < 1e-5 < leak["patch_gradient"].scaled_residual
@@ -323,5 +381,4 @@ def test_the_first_uploads_pictures_are_scored_where_an_attack_reads_no_more(
     steps = [gradient_of(model, images[at : at + 2], torch.tensor([3, 4])) for at in (0, 2)]
     leak = attack_gradients(model, steps, batch=2, images=images, attacks="patch_gradient")
     scores = leak["patch_gradient"].scores
-    assert scores is not None
     assert len(scores) == 2

@@ -1,7 +1,5 @@
 """`mjp check`: what is said of recorded uploads, and of a model before anything is computed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +231,9 @@ def test_files_of_weights(tmp_path: Path) -> None:
         (["uploads", "--model", "cifar_vit"], 2, ["both"]),
         (["uploads", "--img-size", "64"], 2, ["--img-size"]),
         (["--model", "deit_smal"], 2, ["deit_smal", "deit_small"]),
+        (["--model", "siglip2"], 2, ["vit_base_patch16_siglip_224"]),
+        (["--model", "vit_tiny"], 2, ["mean vit_tiny_patch16_224, vit_tiny_patch16_384"]),
+        (["--model", "naflexvit_base_patch16_gap"], 2, ["attack_gradients"]),
         (["--model", "nowhere.safetensors"], 2, ["nowhere.safetensors"]),
         (["--model", "resnet50"], 2, ["ResNet", "patch_embed.proj"]),
         (["--model", "vit_small_r26_s32_224"], 2, ["patch_embed.backbone"]),

@@ -1,7 +1,5 @@
 """That what is said of a picture is so: of its levels, of masked patches, of its gradient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -105,7 +103,6 @@ def test_the_gradient_of_a_masked_batch_is_compared_with_the_masks_that_are_foun
     leak = of_masked(masking, mask if masked else None, kept, attacks=attacks)
     assert leak.best.attack == "token_peeling"
     assert leak.best.residual < 1e-4
-    assert leak.best.labels is not None
     assert sorted(leak.best.labels.tolist()) == [5, 6]
     if masked and not kept:  # those of others are guesses
         assert math.isnan(leak["batch_span"].residual)
@@ -154,7 +151,7 @@ def test_a_step_whose_examples_were_clipped_is_read_by_the_masks_that_were_found
     """Each picture's gradient has a factor of its own: no batch explains the whole."""
     mask, sent = torch.zeros(2, 16, dtype=torch.bool), dict[str, Tensor]()
     mask[0, :4] = mask[1, 2:6] = True
-    for place, share in enumerate((0.9, 0.1)):
+    for place, share in enumerate((0.8, 0.2)):
         own = gradient_of(masking, PHOTOGRAPHS[[place]], torch.tensor([place + 5]), mask[[place]])
         sent = {name: g * share + sent.get(name, 0.0) for name, g in own.items()}
     attacks = ["batch_span", "token_peeling"]

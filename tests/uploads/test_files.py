@@ -1,7 +1,5 @@
 """Uploads as files: what is written, what a run makes of it, and what damage does to it."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -56,7 +54,6 @@ def test_what_is_written_is_the_clients_gradient_and_attacked_once(folder: Path)
     """What attacks make of it: the oracle's case `uploads`."""
     upload = next(u for u in load_uploads(folder) if u.name == NAME)
     truth, model = upload.truth(), load_model(checkpoint=upload.weights_path)
-    assert truth is not None
     labels, held = torch.tensor(upload.header.labels), upload.tensors()
     given = FedSGDClient(model).gradients(ClientInput(truth.images, labels, truth.image_ids))
     assert set(held) == {*CLOSED_FORM} & {name for name, _ in model.named_parameters()}
@@ -211,7 +208,6 @@ def test_what_is_given_is_kept_and_nothing_else(
     assert one.truth() is None
     assert (two.header.labels, two.header.recipe.batch) == (None, 2)
     truth = two.truth()
-    assert truth is not None
     assert truth.image_ids == ("b 0", "b 1")
     mistakes: list[tuple[Path, Any, str, str]] = [
         (tmp_path, gradients, "a", r"a\.json"),  # nothing is overwritten

@@ -1,8 +1,6 @@
 """Uploads of networks that somebody wrote around torch's own layers, and of grey pictures: tables
 of positions are known by what they do, layers by what they compute."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -13,21 +11,27 @@ from torch import Tensor, nn
 
 from mjp_privacy import attack_gradients
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.schema import height_width
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.uploads.leak import Leak
+from tests.helpers.libraries import hugging_face, randomised, timm_vit
 from tests.uploads.networks import (
     DIM,
     FIRST,
     PATCH,
     Attention,
     ByHand,
+    Convolved,
+    Decoding,
     Doubling,
+    Flattened,
     Neck,
     Normed,
     Own,
     Placed,
     Pooled,
     Positions,
+    Rectangle,
     RootMeanSquare,
     WithoutTable,
     attending,
@@ -172,31 +176,91 @@ def test_blocks_that_no_layer_shows_are_refused(make: Any, count: int, named: st
 # tables -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("make", "side"),
-    [
-        (lambda: Placed("table"), 32),
-        (lambda: Placed("location", last=True), 32),
-        (lambda: Positions("map", 64), 64),  # a map as large as a patch
-        (lambda: Positions("map", name="places"), 32),
-    ],
-)
-def test_a_table_is_known_by_what_it_does(make: Any, side: int) -> None:
-    """One that is stretched to the picture: tests/models/test_modules.py."""
-    found = leak_of(make(), photographs(1, side), attacks="patch_gradient")
-    assert best_of(found) == ("patch_gradient", 1, 1)
+class Backbone(nn.Module):
+    """A backbone with a new layer for the classes, which keeps what it last computed, and a
+    parameter that is no floating-point number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.fc = randomised(timm_vit(num_classes=0)), nn.Linear(DIM, 10)
+        self.outputs: Tensor | None = None
+        self.count = nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Any:
+        self.outputs = self.fc(self.backbone(x))
+        return self.outputs
 
 
-@pytest.mark.parametrize(("kind", "size"), [("gap", 48), ("siglip", 48)])
-def test_timms_networks_that_embed_patches_elsewhere_are_read(kind: str, size: int) -> None:
-    """NaFlexVit: a linear layer of flattened patches, and a table that is a grid and is stretched
-    to pictures of other sizes, added in place where no token stands before the patches; layer scale
-    as after training."""
+class Within(nn.Module):
+    """A network under the name that DataParallel gives one, with another head behind its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self.head = randomised(timm_vit(num_classes=20)), nn.Linear(20, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.module(x))
+
+
+class Scaled(nn.Module):
+    """Normalises pictures, with another factor for each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor([2.0, 1.5, 0.7]).view(3, 1, 1) - 0.3
+
+
+def naflex(kind: str) -> nn.Module:
+    """NaFlexVit: a linear layer of flattened patches, and a table that is a grid and is stretched,
+    added in place where no token stands before the patches; layer scale as after training."""
     sizes: Any = {"embed_dim": DIM, "depth": 2, "num_heads": 4, "num_classes": 10, "img_size": 64}
     name = f"naflexvit_base_patch16_{kind}"
-    network = with_scales(timm.create_model(name, pos_embed_grid_size=(4, 4), **sizes))
-    found = leak_of(network, photographs(1, size), img_size=size, attacks="patch_gradient")
+    return with_scales(timm.create_model(name, pos_embed_grid_size=(4, 4), **sizes))  # type: ignore[no-any-return]
+
+
+def of_rectangles(**changes: Any) -> nn.Module:
+    sizes: Any = {"img_size": WIDE, "num_classes": 10, "depth": 2, **changes}
+    return timm.create_model("vit_tiny_patch16_224", **sizes)  # type: ignore[no-any-return]
+
+
+WIDE = (48, 32)
+POOLED: dict[str, Any] = {"class_token": False, "global_pool": "avg"}
+READ: dict[str, tuple[Any, Any, Any]] = {  # the network, the picture's size, and what is told of it
+    "a table that is looked up": (lambda: Placed("table"), 32, None),
+    "a class token behind the patches": (lambda: Placed("location", last=True), 32, None),
+    "a map as large as a patch": (lambda: Positions("map", 64), 64, None),
+    "a map of any name": (lambda: Positions("map", name="places"), 32, None),
+    "pictures normalised once more": (lambda: nn.Sequential(Scaled(), Convolved()), 32, None),
+    "a second head behind a part that is called module": (Within, 32, None),
+    "a backbone that keeps its output": (Backbone, 32, None),
+    "flattened patches": (Flattened, 32, None),
+    "keywords, in place, a dictionary, a classifier of any name": (Convolved, 32, None),
+    "a decoder with a table of its own": (Decoding, 32, None),
+    "a teacher's token": (
+        lambda: hugging_face("DeiTForImageClassificationWithTeacher", "DeiTConfig", num_labels=10),
+        *(32, None),
+    ),
+    "patches embedded elsewhere, pooled": (lambda: naflex("gap"), 48, 48),
+    "patches embedded elsewhere, no token": (lambda: naflex("siglip"), 48, 48),
+    "no squares": (of_rectangles, WIDE, None),
+    "no squares, stretched": (
+        lambda: of_rectangles(img_size=64, dynamic_img_size=True),
+        *(WIDE, WIDE),
+    ),
+    "no squares, no class token": (lambda: of_rectangles(**POOLED), WIDE, None),
+    "no squares, a table that shows no shape": (Rectangle, WIDE, WIDE),
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_one_upload_tells_picture_and_class(kind: str) -> None:
+    """Tables are known by what they do, the classifier by its place. More tables that are stretched
+    to the picture: tests/models/test_modules.py."""
+    make, size, told = READ[kind]
+    found = leak_of(make(), photographs(1, size), attacks="patch_gradient", img_size=told)
     assert best_of(found) == ("patch_gradient", 1, 1)
+    assert found.labels.tolist() == [0]
+    assert found.best.residual < 1e-4
+    assert tuple(found.best.images.shape[-2:]) == height_width(size)
 
 
 def of_timm(name: str, **sizes: int) -> nn.Module:
@@ -250,7 +314,6 @@ def test_grey_pictures_come_back_from_equations_and_from_tokens() -> None:
     assert plain["patch_gradient"].image.shape == (1, 32, 32)
     small = leak_of(Own(24, 1, sine=True, **layer), grey[..., :24, :24], attacks="token_peeling")
     assert best_of(small) == ("token_peeling", 1, 1)
-    assert small.scores is not None
     assert "lpips" not in small.scores
 
 
@@ -388,3 +451,21 @@ def test_as_many_patches_as_equations_are_not_certain(spread: float) -> None:
     best = attack_gradients(network, images=image, **given).best
     assert best.misfit < 1e-6
     assert best.verified == 0
+
+
+@pytest.mark.parametrize(("error", "certain"), [(0.0, True), (1e-3, False)])
+def test_an_error_that_patches_take_up_counts_as_well(error: float, certain: bool) -> None:
+    """Of 51 equations for 49 patches two show what is wrong, so that little is left of much."""
+    sizes: dict[str, Any] = {"img_size": 56, "patch_size": 8, "embed_dim": 52, "num_heads": 4}
+    network = timm.models.VisionTransformer(**sizes, depth=1, num_classes=10).eval()
+    image = photographs(1, 56).float()
+    torch.manual_seed(1)
+    rows = torch.randn(50, 52)
+    rows -= rows.mean(1, keepdim=True)
+    total = rows[1:].mT @ to_patches((image[0] - 0.5) / 0.5, 8)
+    total += error * total.square().mean().sqrt() * torch.randn_like(total)
+    sent = {"pos_embed": rows[None], "patch_embed.proj.weight": total.view(52, 3, 8, 8)}
+    given = {"mean": 0.5, "std": 0.5, "attacks": "patch_gradient"}
+    best = attack_gradients(network, sent, images=image, **given).best
+    assert best.is_certain == certain
+    assert (best.psnr > 60) == certain

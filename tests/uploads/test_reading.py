@@ -1,8 +1,6 @@
 """Gradients in every form that users have them, of plain PyTorch loops over models of others, and
 objects that cannot be attacked or saved: each is a UserError that names the argument."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,7 +217,6 @@ def test_one_step_gives_its_picture(library: str, tmp_path: Path) -> None:
     assert leak.best.misfit < 1e-3
     if classifies:
         assert leak.best.residual < 1e-3
-        assert leak.labels is not None
         assert leak.labels.tolist() == [1]
     elif made.shape[-1] == DIM:  # features
         with pytest.raises(UserError, match="classifier"):

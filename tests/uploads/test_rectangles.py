@@ -1,90 +1,51 @@
 """Pictures that are no squares: in networks of any library, in runs, in recorded uploads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mjp_privacy import attack_gradients, load_model, save_upload
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import size_of
-from mjp_privacy.data import load_images
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.models.jigsaw import to_patches
+from tests.helpers import runs
 from tests.helpers.planted import gradient_of
-from tests.helpers.runs import attack, photographs, tiny, values
-from tests.uploads.networks import Own, leak_of
+from tests.helpers.runs import attack, tiny, values
+from tests.uploads.networks import FIRST, Own, Rectangle, leak_of, photographs
 
 SIZE = (48, 32)
-
-
-def pictures(count: int = 1, size: tuple[int, int] = SIZE) -> Tensor:
-    """Parts of scikit-image's photographs, (count, 3, H, W)."""
-    height, width = size
-    whole = [item.image for item in load_images("embedded", size=224, limit=count)]
-    return torch.stack(whole)[..., 60 : 60 + height, 90 : 90 + width].double()
-
-
-class Rectangle(Own):
-    """An encoder around pictures of 6 × 4 patches, whose table shows no more than their number."""
-
-    def __init__(self) -> None:
-        super().__init__(batch_first=True, norm_first=True)
-        table = 0.1 * torch.randn(1, 25, self.pos_embed.shape[-1])
-        self.pos_embed = nn.Parameter(table)
-
-
-def timms(name: str, **changes: Any) -> nn.Module:
-    return timm.create_model(name, num_classes=10, depth=2, **{"img_size": SIZE, **changes})
-
-
-@pytest.mark.parametrize(
-    ("network", "img_size"),
-    [
-        (lambda: timms("vit_tiny_patch16_224"), None),
-        (lambda: timms("vit_tiny_patch16_224", img_size=64, dynamic_img_size=True), SIZE),
-        (lambda: timms("vit_tiny_patch16_224", class_token=False, global_pool="avg"), None),
-        (Rectangle, SIZE),
-    ],
-    ids=["timm", "stretched", "no class token", "own"],
-)
-def test_one_upload_gives_the_picture_whatever_its_shape(network: Any, img_size: Any) -> None:
-    """A table of as many rows, one that is stretched, or one whose number says nothing alone."""
-    torch.manual_seed(0)
-    found = leak_of(network(), pictures(), attacks=["patch_gradient"], img_size=img_size)
-    assert (found.best.exact, found.best.verified) == (1, 1)
-    assert tuple(found.best.images.shape[-2:]) == SIZE
 
 
 def test_batches_and_networks_without_a_table_are_read_as_squares_are() -> None:
     torch.manual_seed(0)
     given = {"attacks": "token_peeling", "batch": 2, "img_size": SIZE}
-    assert leak_of(Rectangle(), pictures(2), **given).best.exact == 2
-    rope = timms("vit_small_patch16_dinov3")
-    found = leak_of(rope, pictures(), attacks="token_peeling")
+    assert leak_of(Rectangle(), photographs(2, SIZE), **given).best.exact == 2
+    sizes: Any = {"img_size": SIZE, "num_classes": 10, "depth": 2}
+    rope = timm.create_model("vit_small_patch16_dinov3", **sizes)
+    found = leak_of(rope, photographs(1, SIZE), attacks="token_peeling")
     assert (found.best.exact, found.best.verified) == (1, 1)
 
 
 def test_a_size_that_nothing_shows_is_asked_for() -> None:
     with pytest.raises(UserError, match=r"img_size=.height, width"):
-        leak_of(Rectangle(), pictures())
+        leak_of(Rectangle(), photographs(1, SIZE))
     for wrong in ("48x32", (48, 32, 3), (48.0, 32), {}, -8, True, 0):
         with pytest.raises(UserError, match="img_size"):
-            leak_of(Rectangle(), pictures(), img_size=wrong)
+            leak_of(Rectangle(), photographs(1, SIZE), img_size=wrong)
 
 
 def test_a_certain_picture_names_the_shape_that_it_was_taken_to_have() -> None:
     """A table in one row, which a network adds to pictures of 32 × 32 and of 16 × 64 alike."""
     torch.manual_seed(0)
-    network = Own(batch_first=True, norm_first=True)
-    square, wide = pictures(size=(32, 32)), pictures(size=(16, 64))
+    network = Own(**FIRST)
+    square, wide = photographs(1), photographs(1, (16, 64))
     assert "16×64" in leak_of(network, square).verdict
     assert "16×64" not in leak_of(network, square, img_size=32).verdict
     nn.functional.cross_entropy(network((wide - 0.5) / 0.5), torch.tensor([0])).backward()
@@ -101,7 +62,7 @@ def test_what_lies_beyond_whole_patches_is_said() -> None:
         "eva02_tiny_patch14_224", img_size=32, num_classes=10, patch_size=8, depth=2
     )
     network.patch_embed.img_size = (36, 36)  # as timm has it of sizes that are no multiple
-    network(pictures(size=(36, 36)).float()).sum().backward()
+    network(photographs(1, 36).float()).sum().backward()
     found = attack_gradients(network, mean=0.5, std=0.5, attacks=["patch_gradient"])
     assert any("36×36" in note or "36 px" in note for note in found.notes)
 
@@ -124,7 +85,7 @@ def test_a_run_scores_and_reports_pictures_of_one_shape(tmp_path: Path) -> None:
     ]
     grid = [{"models": ["wide"], "settings": ["a", "c"], "gammas": [0.27]}]
     config = tiny(models={"wide": model}, grid=grid, attacks=attacks, dtypes=["float32"])
-    images = photographs(tmp_path / "images", 2)
+    images = runs.photographs(tmp_path / "images", 2)
     summary = attack(images, tmp_path / "run", config)
     assert summary.exit_code == 0
     for setting in "ac":
@@ -138,7 +99,7 @@ def test_a_run_scores_and_reports_pictures_of_one_shape(tmp_path: Path) -> None:
 def test_an_upload_is_recorded_checked_and_attacked(tmp_path: Path) -> None:
     sizes = {"img_size": SIZE, "patch_size": 8, "embed_dim": 208, "depth": 1, "num_heads": 4}
     model = load_model(checkpoint="random", **sizes, num_classes=10, mean=0.5, std=0.5)
-    images, labels = pictures().float(), torch.tensor([3])
+    images, labels = photographs(1, SIZE).float(), torch.tensor([3])
     gradients = gradient_of(model, images, labels)
     assert attack_gradients(model, gradients, labels=labels, images=images).best.exact == 1
     folder = tmp_path / "uploads"

@@ -1,7 +1,5 @@
 """Uploads that cannot be attacked: each is a row with its reason, and its neighbours are done."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
