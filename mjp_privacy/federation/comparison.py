@@ -23,7 +23,7 @@ from mjp_privacy.core.read import is_there
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
-from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
+from mjp_privacy.metrics.statistics import PSNR_CAP, Share, range_of, summarise, wilson
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.runs import load_runs
@@ -178,7 +178,9 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
     values = best.reindex(floor.index).clip(lower=floor).fillna(floor)
     cut = next((line.groups for line in lines if line.groups is not None), None)
     photographs = None if cut is None else cut.reindex(values.index).tolist()
-    summary = summarise(values.tolist(), ["ok"] * len(values), groups=photographs, cap=PSNR_CAP)
+    summary = summarise(
+        values.tolist(), ["ok"] * len(values), groups=photographs, within=range_of("psnr")
+    )
     failed = set[str]().union(*(line.failed_images for line in attacks))
     unshuffled = set[str]().union(*(line.unshuffled_images for line in attacks))
     return {

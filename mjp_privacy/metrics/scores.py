@@ -42,7 +42,7 @@ from mjp_privacy.metrics.pictures import (
     quantise,
     unchanged,
 )
-from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
+from mjp_privacy.metrics.statistics import PSNR_CAP, range_of, summarise
 
 # ------------------------------------------------------------------------------------------------
 # Reference images with all that metrics need of them: computed once, used by many cells.
@@ -416,8 +416,8 @@ def means(rows: pd.DataFrame) -> list[Mean]:
     scored, found = rows[rows["status"] == OK], []
     for (metric, variant), own in scored.groupby(["metric", "variant"], sort=False):
         is_psnr = metric == "psnr"
-        cap = PSNR_CAP if is_psnr else math.inf
-        figures = summarise(own["value"].to_numpy(np.float64), own["status"].tolist(), cap=cap)
+        values = own["value"].to_numpy(np.float64)
+        figures = summarise(values, own["status"].tolist(), within=range_of(metric))
         better = "higher" if METRICS[f"{metric}/{variant}"].higher_is_better else "lower"
         ends, exact = (figures.low, figures.high), figures.exact if is_psnr else None
         found.append(Mean(metric, variant, figures.mean, *ends, figures.n, exact, better))

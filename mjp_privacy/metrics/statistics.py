@@ -131,6 +131,13 @@ Draws = NDArray[np.uint8]
 
 PSNR_CAP = 100.0
 """In dB. An image recovered exactly has PSNR inf; averages take min(PSNR, 100)."""
+ANY = (-math.inf, math.inf)
+RANGES = {"mse": (0.0, 1.0), "fft2d": (0.0, 2.0), "psnr": (0.0, PSNR_CAP), "ssim": (-1.0, 1.0)}
+
+
+def range_of(metric: str) -> tuple[float, float]:
+    """Between which values averages of a metric lie: range_of("ceiling_psnr") is (0, 100)."""
+    return (0.0, math.inf) if metric == "lpips" else RANGES.get(metric.rpartition("_")[2], ANY)
 
 
 @dataclass(frozen=True)
@@ -176,13 +183,13 @@ def summarise(
     statuses: Words,
     *,
     groups: Words | None = None,
-    cap: float = math.inf,
+    within: tuple[float, float] = ANY,
 ) -> Summary:
     """Summary of one metric over one line's images.
 
     `statuses` says which values count: those with `ok`, but an `ok` value that is NaN is counted
-    as failed. The mean and its interval are of min(value, cap); where no value is below 0 the
-    interval is not. `groups` names the photograph each image was cut from: these are independent.
+    as failed. Values above `within` are taken as its end, and the interval lies in it.
+    `groups` names the photograph each image was cut from: these are independent.
 
         summarise([20.0, 30.0, nan], ["ok", "ok", "failed"]).mean  # 25.0
     """
@@ -205,10 +212,10 @@ def summarise(
     kept = array[scored]
     if not len(kept):
         return Summary(math.nan, math.nan, math.nan, 0, counts)
-    capped = np.minimum(kept, cap)
+    capped = np.minimum(kept, within[1])
     kept_groups = None if groups is None else categorical(groups)[scored]
     low, high = mean_interval(capped, kept_groups)
-    low, high = max(low, 0.0) if (capped >= 0).all() else low, min(high, cap)
+    low, high = max(low, within[0]), min(high, within[1])
     exact = int(np.isposinf(kept).sum())
     trials = float(len(kept)) if kept_groups is None else independent_trials(kept_groups)
     return Summary(float(capped.mean()), low, high, exact, counts, trials)
@@ -348,8 +355,8 @@ def paired_test(
 ) -> PairedTest:
     """Compare two scores of the same images, in the same order; without those that have none.
 
-    Scores are taken as min(score, cap), so that two exact images (PSNR inf) differ by zero.
-    `groups` names the photograph of each image. Without images everything is NaN.
+    Scores are 0 or more and are taken as min(score, cap), so that two exact images (PSNR inf)
+    differ by zero. `groups` names the photograph of each image. Without images everything is NaN.
 
         paired_test([30.0, inf, 25.0], [20.0, inf, 24.0]).mean  # 3.67
     """
@@ -367,6 +374,7 @@ def paired_test(
     shared = np.cumsum(counts) - (counts - 1) / 2
     ranks = np.sign(differences) * shared[of_pair.reshape(n)]
     low, high = mean_interval(of_images, groups)
+    low, high = max(low, -cap), min(high, cap)
     return PairedTest(
         images=len(of_images),
         n=n,

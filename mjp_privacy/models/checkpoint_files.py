@@ -187,7 +187,7 @@ def _asking_once() -> Iterator[None]:
 def from_hub(repository: str) -> Path:
     """The weights of a repository of Hugging Face's hub, in the hub's own cache; what a library
     saved beside them lies in the same folder."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     for name in dict.fromkeys((*chain(*JSON_FILES.values()), *IN_FOLDERS)):
@@ -195,7 +195,8 @@ def from_hub(repository: str) -> Path:
             file = Path(hf_hub_download(repository, name))
         except Exception as error:  # of many classes: the hub's, httpx's, OSError
             absent = isinstance(error, EntryNotFoundError)
-            if absent and not isinstance(error, LocalEntryNotFoundError):
+            elsewhere = constants.HF_HUB_OFFLINE and name is not IN_FOLDERS[-1]  # perhaps cached
+            if absent and (elsewhere or not isinstance(error, LocalEntryNotFoundError)):
                 continue
             raise UserError(
                 f"{HUB_PREFIX}{shown(repository, 100)} could not be downloaded "

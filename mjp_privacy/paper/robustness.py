@@ -28,7 +28,7 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing, open_images, spread_subset
 from mjp_privacy.data.files import image_names, open_files
 from mjp_privacy.data.labels import NUM_IMAGENET, some
-from mjp_privacy.metrics.statistics import summarise
+from mjp_privacy.metrics.statistics import FEWEST, summarise
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.sizes import is_papers_model
 from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
@@ -115,10 +115,11 @@ def share(measure: str, hits: pd.Series[float], **about: Any) -> Line:
 
 def mean(measure: str, values: Floats, **about: Any) -> Line:
     """A mean over images of values in percent; images that are NaN are failed. Where all images are
-    alike there is no interval, for the bootstrap's would have no width."""
-    found = summarise(values, ["ok"] * len(values))
+    alike there is no interval, for it would have no width."""
+    found = summarise(values, ["ok"] * len(values), within=(0.0, 100.0))
     ends = (math.nan, math.nan) if np.isclose(found.low, found.high) else (found.low, found.high)
-    return line(measure, found.mean, ends, RESAMPLED, (found.n, found.counts.failed), **about)
+    kind = RESAMPLED if found.n >= FEWEST else "Student's t"
+    return line(measure, found.mean, ends, kind, (found.n, found.counts.failed), **about)
 
 
 def resampled(

@@ -306,7 +306,7 @@ UPLOADS = Over(
     {"psnr_median": "median PSNR, dB", "psnr_mean": "mean PSNR, dB"},
     *("uploads", "More uploads of the same picture"),
     "PSNR (standard, capped at 100 dB) against the number of uploads of the same image, a curve "
-    "for each γ: median on the left, mean on the right. Bands: 95 % intervals.",
+    "for each γ: median on the left, mean on the right. Bands: 95 %, of medians from six.",
 )
 BATCH = Over(
     *("batch", "pictures in a batch", "uploads", "uploads: {:g}"),

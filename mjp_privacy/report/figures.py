@@ -39,6 +39,7 @@ from mjp_privacy.metrics.statistics import (
     Summary,
     are,
     independent_trials,
+    range_of,
     summarise,
 )
 from mjp_privacy.report.lines import (
@@ -273,17 +274,11 @@ MEDIANS = ("gradient_residual", "steps", "seconds")
 those that occur."""
 
 
-def cap_of(metric: str) -> float:
-    """What a mean counts a value as at most."""
-    return PSNR_CAP if metric.endswith("psnr") else math.inf
-
-
 @once
 def summary(line: Line, metric: str, variant: str) -> Summary:
-    """Summary of one metric of one line; crops of the same photograph are resampled together."""
+    """Summary of one metric of one line; a photograph counts once, however many crops it has."""
     values, statuses, groups = line.column(metric, variant)
-    cap = cap_of(metric)
-    return summarise(values.to_numpy(), statuses, groups=groups, cap=cap)
+    return summarise(values.to_numpy(), statuses, groups=groups, within=range_of(metric))
 
 
 @once
@@ -297,14 +292,14 @@ def accuracies(line: Line) -> tuple[Summary, Summary]:
 def mean_of(line: Line, metric: str, variant: str = DIAGNOSTIC) -> float:
     """Mean of min(value, cap) over the images that have one; NaN where none has."""
     values = line.scored(metric, variant).to_numpy()
-    return float(np.minimum(values, cap_of(metric)).mean()) if len(values) else math.nan
+    return float(np.minimum(values, range_of(metric)[1]).mean()) if len(values) else math.nan
 
 
 @once
 def capped_median(line: Line, metric: str = "psnr", variant: str = "standard") -> float:
     """Median of min(value, cap) over the images that were scored; NaN where there is none."""
     values = line.scored(metric, variant).to_numpy()
-    return float(np.median(np.minimum(values, cap_of(metric)))) if len(values) else math.nan
+    return float(np.median(np.minimum(values, range_of(metric)[1]))) if len(values) else math.nan
 
 
 @once

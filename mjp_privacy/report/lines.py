@@ -313,7 +313,7 @@ class Line:
 
     @property
     def units(self) -> int:
-        """How many photographs that is, or images: what intervals of means resample."""
+        """How many photographs that is, or images: what intervals of means count."""
         return len(self.images) if self.groups is None else self.groups.nunique()
 
     @cached_property

@@ -128,8 +128,8 @@ def _images(line: Line) -> Iterable[str]:
         )
     if line.groups is not None:
         yield (
-            f"The images are crops of {line.units} photographs, which intervals of "
-            "means resample whole; shares count crops as if they agreed."
+            f"The images are crops of {line.units} photographs, each of which counts once in "
+            "intervals of means; shares count crops as if they agreed."
         )
     if cell.labels:
         yield cell.labels

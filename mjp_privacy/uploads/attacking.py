@@ -57,6 +57,8 @@ Named = Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
 """Attacks that are always run: a linear system, and what others are compared with."""
 NOT_NEEDED = "every picture is certain already; exhaustive=True runs it all the same"
+SAME_LEVELS = 0.5 / 255
+"""Root mean square of what two pictures differ by that have the same 8-bit levels."""
 OPTIMISES = "it optimises for minutes; name it, or give exhaustive=True, to run it"
 
 
@@ -139,7 +141,7 @@ def attack_gradients(
             patches = to_patches(fed.cpu()[None], view.model.patch_size)
             alone = [replace(view, updates=[update]) for update in view.updates]
             if all(float(patch_check(one, patches)[0]) < EQUAL for one in alone):
-                together = Doubt("", to_unit_range(view, fed.cpu()))
+                together = to_unit_range(view, fed.cpu()).double()
     with doing() as begin:
         for number, (name, attack) in enumerate(chosen.items(), 1):
             began = time.perf_counter()
@@ -156,7 +158,8 @@ def attack_gradients(
                 continue
             made = _run(attack, uploads, seen, seed, seconds, doubts)
             if together is not None and isinstance(made, Reconstructed) and made.images is not None:
-                made = replace(made, together=together.concerns(made.images[0]))
+                off = (made.images[0].double().cpu() - together).square().mean().sqrt()
+                made = replace(made, together=float(off) < SAME_LEVELS)
             if isinstance(made, str):
                 refused[name] = made
                 continue

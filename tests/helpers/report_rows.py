@@ -63,7 +63,7 @@ def image_row(
     scores = {"mse": mse, "psnr": psnr, "ssim": 1 - mse, "fft2d": mse / 7, "lpips": mse**0.5}
     scores |= others
     values = {f"{name}.standard": math.nan if lost else value for name, value in scores.items()}
-    values |= {f"{name}.paper": math.nan if lost else 1.01 * v for name, v in scores.items()}
+    values |= {f"{name}.paper": math.nan if lost else 0.99 * v for name, v in scores.items()}
     values |= {f"{n}.diagnostic": v for n, v in (diagnostics or {}).items() if not lost}
     values |= {f"top1.{which}": value for which, value in (top1 or {}).items()}
     fixed = {"image_id": image_id, "label_source": "labels.csv", "code": None}

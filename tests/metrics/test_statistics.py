@@ -25,6 +25,7 @@ from mjp_privacy.metrics.statistics import (
     mean_interval,
     median_interval,
     paired_test,
+    range_of,
     summarise,
 )
 
@@ -43,13 +44,13 @@ def test_every_status_is_counted_and_only_ok_is_averaged() -> None:
     assert summary.counts == Counts(ok=2, failed=3, unsupported=1, unscored=1)
     with pytest.raises(UserError, match="'okay'"):
         summarise([1.0], ["okay"])
-    summary = summarise([20.0, 130.0, math.inf, math.inf], ["ok"] * 4, cap=PSNR_CAP)
+    summary = summarise([20.0, 130.0, math.inf, math.inf], ["ok"] * 4, within=range_of("psnr"))
     assert (summary.mean, summary.exact) == (80.0, 2)
     assert summary.high <= 100
     statuses, groups = ["ok", "failed", "ok", "ok"], ["a", "b", "a", "c"]
     summary = summarise([1.0, 9.0, 2.0, 3.0], statuses, groups=groups)
-    low, high = mean_interval(np.array([1.0, 2.0, 3.0]), ["a", "a", "c"])
-    assert (summary.mean, summary.low, summary.high) == (2.0, max(low, 0), high)
+    interval = mean_interval(np.array([1.0, 2.0, 3.0]), ["a", "a", "c"])
+    assert (summary.mean, summary.low, summary.high) == (2.0, *interval)
 
 
 # intervals ----------------------------------------------------------------------------------------
@@ -102,8 +103,12 @@ def test_of_few_groups_the_interval_is_students_and_covers_the_mean() -> None:
     for count in (2, 5, 29):
         found = np.array([mean_interval(row) for row in generator.normal(0, 1, (2000, count))])
         assert 0.935 < np.mean((found[:, 0] < 0) & (found[:, 1] > 0)) < 0.965
-    errors = summarise([0.1, 0.4], ["ok"] * 2)
-    assert errors.low == 0  # no mean of squares is below
+    for metric, two, ends in (("ssim", [0.9, 1.0], (-1, 1)), ("ceiling_psnr", [1, 99], (0, 100))):
+        assert range_of(metric) == ends
+        summary = summarise(two, ["ok"] * 2, within=ends)
+        assert ends[0] <= summary.low < summary.high == ends[1]
+    test = paired_test([90.0, 30.0], [20.0, 20.0])
+    assert (test.low, test.high) == (-PSNR_CAP, PSNR_CAP)
     assert all(map(math.isnan, median_interval(values[:5])))
 
 
