@@ -2,8 +2,6 @@
 lead somewhere, and the notebook says what its committed outputs say.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -5,8 +5,6 @@ torch's FakeTensorMode gives tensors that have a device, a shape and a type, and
 could refuse is refused here. Backward passes need a device, so there are none.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

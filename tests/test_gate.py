@@ -3,8 +3,6 @@ holds; the limits of SECURITY.md are those of the code. The house has floors, li
 CONTRIBUTING.md: a room imports only what stands below it, and no file is part of a circle.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is installed from the wheel and from the sdist holds all it needs, and attacks by name."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import site

@@ -1,8 +1,6 @@
 """Every defence against a computation of its own, how defences are named, and errors that nobody
 declares, from the client to the rows. What they declare is measured in tests/contract."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

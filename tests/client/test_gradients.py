@@ -1,7 +1,5 @@
 """The FedSGD client against plain autograd loops, and what its gradients show: class, autocast."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any

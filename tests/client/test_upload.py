@@ -1,8 +1,6 @@
 """How a client augments what it is fed, and what leaves it: withheld, noisy, differing by local
 steps, of adapters, and with weights that move between rounds."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -6,8 +6,6 @@ client is a tiny float64 ViT whose embedding can be inverted (width above patch 
 arithmetic limits nothing: what is missed, the attack misses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

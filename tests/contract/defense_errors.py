@@ -4,8 +4,6 @@ Attacks take the declared size for the truth. What is made and not declared make
 safer than it is, because they trust an upload that they should weigh.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

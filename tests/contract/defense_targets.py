@@ -4,8 +4,6 @@ A registered defence without a line here is tested too: alone where its options 
 with 0.5 as its main option. Give it lines where other values matter.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from mjp_privacy.client.defenses.registry import DEFENSES, defense_class

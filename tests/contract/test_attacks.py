@@ -4,8 +4,6 @@
 adding it is missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

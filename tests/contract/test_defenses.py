@@ -3,8 +3,6 @@
 `pytest tests/contract -k yours` runs the tests of the defence called yours.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """Whatever a command raises, in any surroundings, is one line and an exit code, and so is whatever
 stops it: Ctrl-C, SIGTERM and SIGHUP; and progress."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

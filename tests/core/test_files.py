@@ -1,7 +1,5 @@
 """Files are complete or absent, whoever writes into a folder, and what killed writers left goes."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import json

@@ -1,7 +1,5 @@
 """Which code ran, with which seeds, how much memory there is; words of strangers in messages."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files from outside: regular, not too large, and whatever else they are is one sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

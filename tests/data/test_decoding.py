@@ -1,7 +1,5 @@
 """Every kind of image file, with known pixels, and every reason to refuse one."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

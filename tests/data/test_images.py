@@ -1,7 +1,5 @@
 """The seeded order, preprocessing, the pictures that come along, and what was altered in files."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

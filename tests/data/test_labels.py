@@ -1,7 +1,5 @@
 """Where labels come from, in every layout, and every way they can be wrong."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from pathlib import Path

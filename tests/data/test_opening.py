@@ -1,7 +1,5 @@
 """Folders and zips, of friends and of strangers: what one file holds or is harms no other."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import struct

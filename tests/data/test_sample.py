@@ -1,7 +1,5 @@
 """`mjp sample`: which images are chosen, that a sample is whole or not there, and mistakes."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

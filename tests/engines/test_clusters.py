@@ -3,8 +3,6 @@
 tools/slurm-here starts the Slurm cluster (Debian: apt install slurmctld slurmd slurm-client munge).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The Slurm engine against commands that a test plays; test_clusters.py has real ones."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 ended or was lost three times, whatever happens; and a worker does those that its file names, keeps
 what it has in memory, and tells all of it."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

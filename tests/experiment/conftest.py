@@ -1,7 +1,5 @@
 """What tests share: photographs, a run that nobody changes, recorded uploads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

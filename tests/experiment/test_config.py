@@ -1,7 +1,5 @@
 """Configs: what one means, what a command line changes in it, and that every mistake is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

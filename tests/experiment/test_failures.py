@@ -1,8 +1,6 @@
 """What breaks is a row with its reason: images, models, numbers, attacks, memory, time. The rest
 goes on, and what is mended completes the same run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import Counter

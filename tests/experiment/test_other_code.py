@@ -1,7 +1,5 @@
 """Results that other code made are never taken for today's: stop, make again, or keep and say."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib

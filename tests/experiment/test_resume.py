@@ -1,8 +1,6 @@
 """A run goes on where it stopped, however it stopped, and never takes other images or another run's
 folder for its own."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from itertools import count

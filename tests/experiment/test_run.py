@@ -1,8 +1,6 @@
 """What a run leaves, from which every number can be made again: rows, pictures, cells, batches;
 what does not apply is a row with its reason, and is no failure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A run folder: pictures bit for bit, readers in mid-run, damage, other formats, hostile files; and
 whatever happens to it, nothing that was written is lost or read wrong."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,8 +1,6 @@
 """Training and attack in one command: what is told before, who attacks, what probes record; and
 accuracy against leakage: the figures of table and pictures against the runs they are of."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

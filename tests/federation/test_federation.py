@@ -1,8 +1,6 @@
 """The federation in one process against torch's own optimisers, its splits, its configs; after it
 was killed; and with damaged files, which are named."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

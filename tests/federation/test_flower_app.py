@@ -1,7 +1,5 @@
 """The Flower app without its engines: a grid that calls the client app in this process."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

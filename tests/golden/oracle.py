@@ -16,8 +16,6 @@ Frozen in oracle/. Code that changes a number on purpose says so in the changelo
 Timings, digests of code and of checkpoints are no part of the oracle.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

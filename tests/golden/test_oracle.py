@@ -5,8 +5,6 @@ On the machine of oracle/machine.json every number and every stored tensor is eq
 Elsewhere keys and statuses are equal and numbers within TOLERANCE.
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable

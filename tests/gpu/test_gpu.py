@@ -1,7 +1,5 @@
 """The accelerator gives the CPU's numbers, splits what its memory does not hold, and trains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

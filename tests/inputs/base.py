@@ -7,8 +7,6 @@ experiment.yaml, uploads.yaml, training.yaml, federation.yaml, site.yaml
 run/, federation/, uploads/, trained/, prior.safetensors     what the commands made of them
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

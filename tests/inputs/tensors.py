@@ -1,7 +1,5 @@
 """safetensors files written by hand, so that they can say what the library would not write."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

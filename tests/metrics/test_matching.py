@@ -1,7 +1,5 @@
 """Which picture, and which patch, belongs to which: against all orders tried."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -2,8 +2,6 @@
 class folders, pictures and label maps are drawn by code, and the 15 corruptions are repeatable,
 bounded and stronger by severity."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

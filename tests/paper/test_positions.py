@@ -1,8 +1,6 @@
 """Figures of position embeddings: beside other implementations, by hand, and where planted; and the
 command `mjp analyse`: what it prints and writes, what is the same again, what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`mjp evaluate --imagenet-c | -a | -o` on small folders in the official layouts; its scores beside
 loops written from their definitions."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """The answer, its card and the console: every number by hand from the stored rows, whom it is
 about, that nothing which failed, is late or missing looks like protection, and that it fits."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

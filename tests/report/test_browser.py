@@ -1,7 +1,5 @@
 """index.html in a real browser: nothing is fetched, nothing overflows, what can be used works."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

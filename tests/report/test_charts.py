@@ -1,8 +1,6 @@
 """Charts: XML with its hover texts, strangers' words as text, and what is drawn where; accuracy
 against leakage with its families, strengths and Pareto front."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,8 +1,6 @@
 """What a report calls a client, whether it is defended, which attacks match it, and when a figure
 is flagged, on both sides of the border of each flag."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The files of a report: which there are, equal bytes, what is left out of a large one, the
 commands that make it again, and where it may not be written."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

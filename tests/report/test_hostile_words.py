@@ -3,8 +3,6 @@
 What strangers named must be read as text in each: as no element of HTML, no link of Markdown, no
 command of LaTeX, no formula of a spreadsheet, no code of a terminal, no file outside the folder."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Whether pictures point to their own image and metrics agree: figures against plain loops."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import permutations

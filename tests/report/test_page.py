@@ -1,7 +1,5 @@
 """index.html as text: whole without scripts, closed to the network, and what it holds."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

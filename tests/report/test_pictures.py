@@ -1,7 +1,5 @@
 """Pictures as files and on the page: what they hold, their names, and which are chosen."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

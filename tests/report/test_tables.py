@@ -1,7 +1,5 @@
 """The tables of a report: figures by hand and by SciPy, and which columns and rows they have."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

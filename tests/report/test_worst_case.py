@@ -1,7 +1,5 @@
 """Worst case and attacker's choice, by hand and image by image; and uploads without their truth."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """tools/convert_run.py: of a damaged folder what is whole, of another one nothing. What a whole one
 becomes: tests/golden/test_oracle.py."""
 
-from __future__ import annotations
-
 import shutil
 import zipfile
 from collections.abc import Callable

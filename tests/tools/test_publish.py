@@ -1,8 +1,6 @@
 """tools/publish.py: published rows equal their runs, and a changed figure or row is noticed; tables
 3 and 4 as trained here."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Accuracy, Diff. Norm. and consistency: by hand, at the limits, and through the command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Configs of a training: rows, presets, printed rows, and fields with values that are none."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

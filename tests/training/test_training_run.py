@@ -1,8 +1,6 @@
 """Whole trainings: they learn, go on where they stopped, and lose nothing to a mishap; what they
 keep is verified before it is used: checkpoint, journal, weights."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

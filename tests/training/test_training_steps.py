@@ -1,8 +1,6 @@
 """One step of a training: its rate, loss, masks and batches, against timm's, torch's,
 Pillow's and the authors' own."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace
