@@ -116,7 +116,7 @@ def share(measure: str, hits: pd.Series[float], **about: Any) -> Line:
 def mean(measure: str, values: Floats, **about: Any) -> Line:
     """A mean over images of values in percent; images that are NaN are failed. Where all images are
     alike there is no interval, for it would have no width."""
-    found = summarise(values, ["ok"] * len(values), within=(0.0, 100.0))
+    found = summarise(values, ["ok"] * len(values))
     ends = (math.nan, math.nan) if np.isclose(found.low, found.high) else (found.low, found.high)
     kind = RESAMPLED if found.n >= FEWEST else "Student's t"
     return line(measure, found.mean, ends, kind, (found.n, found.counts.failed), **about)
