@@ -97,17 +97,17 @@ class TimmNetwork(Network):
             )
         (patch, tall), colours = projection.kernel_size, projection.in_channels
         height, width = getattr(embed, "img_size", None) or (0, 0)
-        if colours not in CHANNELS and hasattr(embed, "backbone"):
+        if colours not in CHANNELS:
             raise UserError(
-                f"{name}: expected a patch embedding that is given pixels, got one of a feature "
-                f"map of {colours} channels, which a stem of convolutions before it makes "
-                "(patch_embed.backbone): its gradient tells that map. Give another network."
+                f"{name}: expected a patch embedding that is given pixels of 3 channels, or 1 "
+                f"(grey), got one of {colours}, such as the feature map that convolutions before "
+                "it make: its gradient tells that map. Give another network."
             )
-        if colours not in CHANNELS or patch != tall or min(height, width) < patch:
+        if patch != tall or min(height, width) < patch:
             raise UserError(
-                f"{name}: expected pictures of 3 channels, or 1 (grey), in whole square patches; "
-                f"got {colours} and {height}×{width} in patches of {patch}×{tall}. Give img_size, "
-                "multiples of the patch, or another network."
+                f"{name}: expected pictures in whole square patches; got {height}×{width} in "
+                f"patches of {patch}×{tall}. Give img_size, multiples of the patch, or another "
+                "network."
             )
         self.normalises = NORMALISES in vars(getattr(net, "rest", net))
         grid, table = Grid(height // patch, width // patch), getattr(net, "pos_embed", None)
