@@ -236,7 +236,7 @@ def test_files_of_weights(tmp_path: Path) -> None:
         (["--model", "naflexvit_base_patch16_gap"], 2, ["attack_gradients"]),
         (["--model", "nowhere.safetensors"], 2, ["nowhere.safetensors"]),
         (["--model", "resnet50"], 2, ["ResNet", "patch_embed.proj"]),
-        (["--model", "vit_small_r26_s32_224"], 2, ["patch_embed.backbone"]),
+        (["--model", "vit_small_r26_s32_224"], 2, ["2048"]),
         (["--model", "vit_small_patch16_223"], 2, ["vit_small_patch16_224"]),
         (["--model", "cifar_vit", "--batch", "0"], 2, ["batch", "0"]),
         (["--model", "cifar_vit", "--withhold", "pos_embd"], 2, ["'pos_embd'", "pos_embed"]),
