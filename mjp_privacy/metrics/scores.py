@@ -431,7 +431,7 @@ def table(found: Sequence[Mean]) -> str:
         direction = arrow(of.better_for_privacy == "higher")
         interval = f"[{of.low:10.5g},{of.high:10.5g}]"
         lines.append(f"{of.metric:8}{of.variant:10}{of.mean:10.5g}  {interval}{of.n:6} {direction}")
-    lines.append("↑ higher, ↓ lower is better for privacy. Interval: of the mean.")
+    lines.append("↑ higher, ↓ lower is better for privacy.")
     exact = [f"{of.exact} ({of.variant})" for of in found if of.exact is not None]
     if exact:
         lines.append(f"PSNR averages min(PSNR, {PSNR_CAP:g}). Exact images: {', '.join(exact)}.")

@@ -110,7 +110,7 @@ def decimals_apart(value: float, decimals: int, *limits: float) -> int:
     return decimals
 
 
-FEWEST, FEWEST_OF_MEDIAN = 30, 6
+LEAST_DRAWN, FEWEST_OF_MEDIAN = 30, 6
 """Groups below which an interval of a mean is Student's, for a percentile bootstrap of 95 % covers
 the mean of ten normal values in 89 % of cases, of two in 50 %; and below which a median has none:
 the range of five values holds it in 94 % of cases."""
@@ -132,12 +132,15 @@ Draws = NDArray[np.uint8]
 PSNR_CAP = 100.0
 """In dB. An image recovered exactly has PSNR inf; averages take min(PSNR, 100)."""
 ANY = (-math.inf, math.inf)
-RANGES = {"mse": (0.0, 1.0), "fft2d": (0.0, 2.0), "psnr": (0.0, PSNR_CAP), "ssim": (-1.0, 1.0)}
+RANGES = {
+    **{"mse": (0.0, 1.0), "fft2d": (0.0, 2.0), "psnr": (0.0, PSNR_CAP), "ssim": (-1.0, 1.0)},
+    "lpips": (0.0, math.inf),
+}
 
 
 def range_of(metric: str) -> tuple[float, float]:
     """Between which values averages of a metric lie: range_of("ceiling_psnr") is (0, 100)."""
-    return (0.0, math.inf) if metric == "lpips" else RANGES.get(metric.rpartition("_")[2], ANY)
+    return RANGES.get(metric.rpartition("_")[2], ANY)
 
 
 @dataclass(frozen=True)
@@ -226,7 +229,7 @@ def mean_interval(values: Floats, groups: Words | None = None) -> tuple[float, f
 
     It is the percentile bootstrap's: a resample draws G of the G groups with replacement; its mean
     is Σ sums / Σ sizes. Without `groups` every value is its own group, which is the ordinary
-    bootstrap. Of fewer than FEWEST groups it is Student's t around the same mean. Of more than
+    bootstrap. Of fewer than LEAST_DRAWN groups it is Student's t around the same mean. Of more than
     MOST_DRAWN groups, none of which decides alone, nothing is drawn either: the interval is the
     normal one, within the range of the groups.
     """
@@ -237,7 +240,7 @@ def mean_interval(values: Floats, groups: Words | None = None) -> tuple[float, f
     mean = sums.sum() / sizes.sum()
     away = sums - mean * sizes
     error = float(np.linalg.norm(away) / sizes.sum())
-    if count < FEWEST:
+    if count < LEAST_DRAWN:
         half = float(stdtrit(count - 1, ENDS[1])) * error * math.sqrt(count / (count - 1))
         return float(mean - half), float(mean + half)
     squares = np.square(away)  # none decides where none is more than a hundredth of all
@@ -253,7 +256,7 @@ def mean_interval(values: Floats, groups: Words | None = None) -> tuple[float, f
 
 def median_interval(values: Floats, groups: Words | None = None) -> tuple[float, float]:
     """Percentile bootstrap interval of the median, with whole groups drawn as in
-    `mean_interval`; (nan, nan) for fewer than two groups."""
+    `mean_interval`; (nan, nan) for fewer than FEWEST_OF_MEDIAN groups."""
     of_value: NDArray[np.integer] = np.arange(len(values))
     if groups is not None:
         of_value = categorical(groups).remove_unused_categories().codes

@@ -28,7 +28,7 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing, open_images, spread_subset
 from mjp_privacy.data.files import image_names, open_files
 from mjp_privacy.data.labels import NUM_IMAGENET, some
-from mjp_privacy.metrics.statistics import FEWEST, summarise
+from mjp_privacy.metrics.statistics import LEAST_DRAWN, summarise
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.sizes import is_papers_model
 from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
@@ -118,7 +118,7 @@ def mean(measure: str, values: Floats, **about: Any) -> Line:
     alike there is no interval, for it would have no width."""
     found = summarise(values, ["ok"] * len(values))
     ends = (math.nan, math.nan) if np.isclose(found.low, found.high) else (found.low, found.high)
-    kind = RESAMPLED if found.n >= FEWEST else "Student's t"
+    kind = RESAMPLED if found.n >= LEAST_DRAWN else "Student's t"
     return line(measure, found.mean, ends, kind, (found.n, found.counts.failed), **about)
 
 

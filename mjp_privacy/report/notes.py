@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mjp_privacy.core.schema import size_text
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.source import IN_STEP_OF
-from mjp_privacy.metrics.statistics import FEWEST, LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
+from mjp_privacy.metrics.statistics import LEAST_DRAWN, LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
 from mjp_privacy.models.sizes import PAPERS_SIZE
 from mjp_privacy.report.figures import WORST_CASE, DerivedLine
 from mjp_privacy.report.lines import Line
@@ -211,9 +211,11 @@ def method(lines: Sequence[Line]) -> list[str]:
     by_group = any(line.groups is not None for line in lines)
     unit = "images (photographs, where images are crops of one)" if by_group else "images"
     of_crops = ", crops of one photograph counted as if they agreed" if by_group else ""
-    resampled = f"with {RESAMPLES} resamples and a fixed seed; below {FEWEST} of them Student's t"
+    resampled = (
+        f"with {RESAMPLES} resamples and a fixed seed; of fewer than {LEAST_DRAWN} Student's t"
+    )
     if any(line.units > MOST_DRAWN for line in lines):
-        resampled += f", beyond {MOST_DRAWN}, where no few decide, the normal one"
+        resampled += f", of more than {MOST_DRAWN}, where no few decide, the normal one"
     return [
         "Arrows point to better privacy, as in the paper. Acc. is in percent, PSNR in dB.",
         f"Figures are mean [low, high]: a {LEVEL:.0%} percentile bootstrap interval of the mean "
