@@ -10,7 +10,8 @@ makes it; then timm's own network of two blocks (of all where it takes no depth)
 
     mechanism   table: ∂L/∂pos_embed sends a row for each patch; none: the network has no table, and
                 `patch_lattice` applies up to 80 patches; refused: `why` says what was expected
-    forward, gradient   how far outputs and gradients of the copy are from timm's own, relatively
+    forward, gradient   how far outputs and gradients of the copy are from timm's own, relatively,
+                in float64, in which rounding hides no difference
     psnr        of patch_gradient's picture, in dB, 100 at most; exact: equal in all 8-bit values
 
 `--figure` draws atlas.png from the published rows of the folder: which share of the pictures each
@@ -28,7 +29,8 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from mjp_privacy import attack_gradients
 from mjp_privacy.client.config import ClientConfig
@@ -52,6 +54,7 @@ FAMILIES = (
 )
 """timm's files with a Transformer or patches in them; the others are convolutional networks."""
 GRID, CLASSES, DEPTH = 4, 10, 2
+LABEL = torch.tensor([3])
 LARGEST = 600e6  # parameters of a network that is built; larger ones are tried as an outline alone
 
 
@@ -111,25 +114,35 @@ def built(name: str, side: int) -> nn.Module | None:
 
 def attacked(net: nn.Module) -> dict[str, float]:
     """How near the copy is to timm's own network, and what patch_gradient finds."""
-    copy = load_module(net, mean=0.5, std=0.5)
-    side = copy.card.img_size
+    side = load_module(net, mean=0.5, std=0.5).card.img_size
     picture = (torch.rand(1, 3, side, side) * 255).round() / 255
-    x, label = copy.normalize(picture), torch.tensor([3])
-    logits = net(x)
-    net.zero_grad()
-    torch.nn.functional.cross_entropy(logits, label).backward()  # type: ignore[no-untyped-call]
-    sent = make_upload(copy, [ClientInput(picture, label, ["a"])], ClientConfig()).grads
-    own = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
-    length = float(torch.stack([g.square().sum() for g in own.values()]).sum().sqrt())
-    off = torch.stack([(sent[name][0] - g).norm() for name, g in own.items() if name in sent])
-    with torch.no_grad():
-        forward = float((copy(x) - logits).norm() / logits.norm())
+    plain_step(net, picture / 0.5 - 1)
     leak = attack_gradients(net, mean=0.5, std=0.5, images=picture, attacks=["patch_gradient"])
     found = leak["patch_gradient"].images[0]
     exact = bool(((found * 255).round() == (picture[0] * 255).round()).all())
     score = min(float(leak["patch_gradient"].psnr), PSNR_CAP)
-    gradient = float(off.norm()) / length
-    return {"forward": forward, "gradient": gradient, "psnr": score, "exact": exact}
+    return {**difference(net.double(), picture.double()), "psnr": score, "exact": exact}
+
+
+def difference(net: nn.Module, picture: Tensor) -> dict[str, float]:
+    """How far output and gradients of the copy are from the network's own, relatively."""
+    copy = load_module(net, mean=0.5, std=0.5).double()
+    logits = plain_step(net, copy.normalize(picture))
+    own = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    sent = make_upload(copy, [ClientInput(picture, LABEL, ["a"])], ClientConfig()).grads
+    length = float(torch.stack([g.square().sum() for g in own.values()]).sum().sqrt())
+    off = torch.stack([(sent[name][0] - g).norm() for name, g in own.items() if name in sent])
+    with torch.no_grad():
+        forward = float((copy(copy.normalize(picture)) - logits).norm() / logits.norm())
+    return {"forward": forward, "gradient": float(off.norm()) / length}
+
+
+def plain_step(net: nn.Module, fed: Tensor) -> Tensor:
+    """The client's step as anybody writes it; what the network answers."""
+    net.zero_grad()
+    logits: Tensor = net(fed)
+    cross_entropy(logits, LABEL).backward()  # type: ignore[no-untyped-call]
+    return logits.detach()
 
 
 def by_family(names: pd.DataFrame) -> pd.DataFrame:
