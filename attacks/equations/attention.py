@@ -329,6 +329,9 @@ def _hull_errors(v: Tensor, sums: Tensor, fixed: int, members: Tensor) -> Tensor
         length = float(of_head.square().sum(1).mean().sqrt())
         left = torch.cat((values[own].mT / length, values.new_ones(1, len(own)))).cpu().numpy()
         right = torch.cat((of_head / length, of_head.new_ones(len(of_head), 1)), 1).cpu().numpy()
+        if not len(own):  # no column, on which nnls of SciPy 1.17 ends the process
+            errors[head] = np.linalg.norm(right, axis=1)
+            continue
         for place, one in enumerate(right):
             try:
                 errors[head, place] = scipy.optimize.nnls(left, one, maxiter=10_000)[1]
