@@ -66,7 +66,8 @@ def made(folder: Path, word: str) -> list[Chart]:
     """One chart of every kind, each with this word wherever a stranger's can stand."""
     line = line_of(folder, [10.0, 40.0, math.inf, "failed"])
     points_of_run = read_contents([card_run(folder / "uploads")]).points
-    table = points_of_run.assign(model=word, options=word)
+    words = pd.Series(word, points_of_run.index, dtype=object)  # no text column takes all of them
+    table = points_of_run.assign(model=words, options=words)
     families = enumerate(("none", "MJP", "noise"))
     points = [point(50, 9 + i, label=word + kind, family=kind) for i, kind in families]
     drawn = [*distribution_charts([(word, line)]), *panel_charts(table, UPLOADS)]
