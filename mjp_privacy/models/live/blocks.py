@@ -199,18 +199,19 @@ def _queries_keys_values(
     before: list[Ran], attended: Tensor, ways: Sequence[Callable[..., Told | None]]
 ) -> dict[str, Any]:
     """`joined` layers and `num_heads` of the attention that computes what its last layer was given,
-    of one or three of the linear layers that ran before that one; nothing where none of their
+    of one to three of the linear layers that ran before that one; nothing where none of their
     orders does. Where values alone are told, tokens count as if all looked at all others alike."""
     width = attended.shape[-1]
     attended = attended.reshape(-1, width)
     for tells in ways:
-        for count, outputs in ((1, 3 * width), (3, width)):
-            group, numbers = before[-count:], len(attended) * outputs
-            if len(group) < count or any(ran.output.numel() != numbers for ran in group):
+        for count in (1, 2, 3):
+            group = before[-count:]
+            sizes = [ran.output.numel() / len(attended) for ran in group]  # of each for a token
+            if len(group) < count or sum(sizes) != 3 * width or any(s % width for s in sizes):
                 continue
             if tells is _order_of and any(ran.given is not group[0].given for ran in group):
                 continue
-            split = torch.cat([ran.output.reshape(-1, outputs) for ran in group], -1)
+            split = torch.cat([ran.output.reshape(len(attended), -1) for ran in group], -1)
             if (found := tells(split, attended, fused=count == 1)) is not None:
                 order, heads, factors = found
                 each = torch.tensor(factors, dtype=torch.float64).repeat_interleave(width)

@@ -26,7 +26,7 @@ from mjp_privacy.models.jigsaw import Grid, to_patches
 from mjp_privacy.models.live.blocks import Pair, find_scales, named_block
 from mjp_privacy.models.network_parts import (
     CHANNELS,
-    MOST_OTHERS,
+    MANY_OTHERS,
     NORMALISES,
     SAME_PICTURE,
     Positions,
@@ -212,7 +212,7 @@ def _norms_before(
             if not isinstance(tokens, Tensor) or tokens.shape[-1:] != expected.shape[-1:]:
                 continue
             rows = tokens.reshape(-1, tokens.shape[-1])
-            starts = range(min(len(rows) - count, MOST_OTHERS) + 1)
+            starts = range(min(len(rows) - count, MANY_OTHERS) + 1)
             is_there = any(
                 torch.allclose(rows[start : start + count], expected, rtol=0, atol=NEAR)
                 for start in starts
