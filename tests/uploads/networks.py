@@ -217,7 +217,7 @@ def turned_by_place(q: Tensor) -> Tensor:
 class Block(nn.Module):
     """A block in which everything is called by hand.
 
-    order  of qkv's outputs, or its layers
+    order  of qkv's outputs, or its layers; `two` are queries, and keys with values head by head
     gate   of what the second branch is made
     beside  both branches beside each other, behind one norm or one each
     scales  whether attention (a) and the other branch (b) have a layer scale, of so many numbers
@@ -267,6 +267,10 @@ class Block(nn.Module):
         each = DIM // self.heads
         if self.order == "head, value, kind":
             q, k, v = split.unflatten(-1, (self.heads, each, 3)).transpose(1, 2).unbind(-1)
+        elif self.order == "two":
+            q, both = split.split((DIM, 2 * DIM), -1)
+            q = q.unflatten(-1, (self.heads, each)).transpose(1, 2)
+            k, v = both.unflatten(-1, (self.heads, 2, each)).transpose(1, 2).unbind(-2)
         elif self.order == "head, kind, value":
             q, k, v = split.unflatten(-1, (self.heads, 3, each)).transpose(1, 2).unbind(-2)
         else:
