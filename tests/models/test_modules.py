@@ -326,10 +326,11 @@ def vit_of_64_pixels() -> nn.Module:
 
 
 def clip_of_64_pixels() -> nn.Module:
-    """The same of CLIP, with weights that pass gradients on."""
+    """The same of CLIP, which hands on what it is told, with weights that pass gradients on."""
     transformers = library("transformers")
     vision = {"image_size": 64, "patch_size": 8, "intermediate_size": 384, **WIDE}
-    return randomised(transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**vision)).eval())
+    settings = transformers.CLIPConfig(vision_config=vision, num_labels=5)
+    return randomised(transformers.CLIPForImageClassification(settings))
 
 
 OWN_FORWARD: dict[str, tuple[Callable[[], nn.Module], int, int | None]] = {

@@ -26,7 +26,7 @@ def photographs(count: int, size: Size = 32) -> Tensor:
     return torch.stack(cuts).permute(0, 3, 1, 2).double() / 255
 
 
-STRETCHED = ("ViTModel", "SiglipVisionModel", "CLIPVisionModel")
+STRETCHED = ("ViTModel", "SiglipVisionModel", "CLIPForImageClassification")
 """Of transformers, networks that take pictures of other sizes when they are told to."""
 
 

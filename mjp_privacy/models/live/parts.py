@@ -91,7 +91,9 @@ class Renamed(nn.Module):
         tell_size(self.patch_embed, grid, int(projection.kernel_size[0]))
         self.num_prefix_tokens = 0 if table is None else table[..., 0].numel() - grid.patches
         self.rows_before = positions.before
-        is_told = img_size and STRETCHES in inspect.signature(module.forward).parameters
+        taken = [inspect.signature(part.forward).parameters for part in module.modules()]
+        hands_on = any(one.kind is one.VAR_KEYWORD for one in taken[0].values())
+        is_told = img_size and any(STRETCHES in one for one in (taken if hands_on else taken[:1]))
         self.options = {STRETCHES: True} if is_told else {}
         self.__dict__["rest"] = module
         picture = picture_of(projection, grid)
