@@ -74,10 +74,12 @@ def lacks_layer_spans(model: MJPVisionTransformer, batch: int) -> Refusal | None
         return Refusal("block", model.other_tokens)
     if batch * tokens < width:
         return None
-    most = (width - 1) // tokens
+    most, others = (width - 1) // tokens, tokens - model.grid.patches
     way_out = f"batches of at most {most} do"
     if not most:
-        way_out = f"one picture of up to {width - 1 - tokens + model.grid.patches} patches does"
+        way_out = f"one picture of up to {width - 1 - others} patches does"
+    if others >= width - 1:
+        way_out = f"no picture does beside {others} other tokens"
     return Refusal(
         "underdetermined",
         f"B T = {batch} × {tokens} = {batch * tokens} tokens of a batch >= D = {width}: their "

@@ -96,7 +96,7 @@ class Simulated(UploadSource):
         if len(reasons) == 1:
             raise UserError(reasons[0])
         listed = "\n".join(f"  {shown(name)}: {reason}" for name, reason in refused.items())
-        raise UserError(f"None of the {len(refused)} models can be loaded:\n{listed}")
+        raise UserError(f"None of the {len(refused)} models can be attacked:\n{listed}")
 
     def check_withheld(self) -> None:
         """Raise before any work where a client of the grid withholds a parameter that none of its

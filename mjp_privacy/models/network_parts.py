@@ -254,8 +254,9 @@ def equation_errors(
 
 POSITIONS = re.compile(r"pos(?!t)")
 """What a table of positions has in its name in every library looked at."""
-MOST_OTHERS = 5
-"""Rows of a table of positions that are not of patches: a class token's and four registers'."""
+MOST_OTHERS, MANY_OTHERS = 5, 128
+"""Rows of a table of positions that are not of patches: a class token's and four registers'; and
+where it is known how many patches there are, such as prompts' or those of YOLOS's objects."""
 
 
 class Positions(NamedTuple):
@@ -274,10 +275,10 @@ def positions_of(module: nn.Module, projection: nn.Conv2d, img_size: Size | None
     """The table of positions of a network, where it has one, and its pictures' patches."""
     patch = int(projection.kernel_size[0])
 
-    def tried(table: nn.Parameter) -> Positions | None:
+    def tried(table: nn.Parameter, most: int) -> Positions | None:
         """The table with the rows for which the equation holds; None where it holds for none."""
-        grid, is_shown = grid_of(module, table, patch, img_size)
-        if not 0 <= _rows(table) - grid.patches <= MOST_OTHERS:
+        grid, is_shown = grid_of(module, table, patch, img_size, most)
+        if not 0 <= _rows(table) - grid.patches <= (most if is_shown else MOST_OTHERS):
             return None
         x = picture_of(projection, grid)
         try:
@@ -289,9 +290,10 @@ def positions_of(module: nn.Module, projection: nn.Conv2d, img_size: Size | None
 
     width = projection.out_channels
     named = named_tables(module, width)
-    for table in (*named.values(), *other_tables(module, width)):
-        if (found := tried(table)) is not None:
-            return found
+    for most in (MOST_OTHERS, MANY_OTHERS):
+        for table in (*named.values(), *other_tables(module, width)):
+            if (found := tried(table, most)) is not None:
+                return found
     grid, is_given = grid_of(module, None, patch, img_size)
     if is_given and (not named or takes(module, projection, grid)):
         return Positions(grid, None, 0, True)  # none, or one that is added otherwise
@@ -346,11 +348,18 @@ def _rows(table: nn.Parameter) -> int:
 
 
 def grid_of(
-    module: nn.Module, table: nn.Parameter | None, patch: int, img_size: Size | None
+    module: nn.Module,
+    table: nn.Parameter | None,
+    patch: int,
+    img_size: Size | None,
+    most: int = MOST_OTHERS,
 ) -> tuple[Grid, bool]:
     """The patches of the pictures that a network is made for, and whether its table's shape, its
     config or the size that is given shows them; else the largest square for which the table has
-    rows, of no patches without one."""
+    rows, of no patches without one.
+
+    most  rows of the table that are not of patches
+    """
     if table is not None and table.ndim == 4 and min(table.shape[1:3]) > 1:
         return Grid(*table.shape[1:3]), True
     rows = None if table is None else _rows(table)
@@ -362,7 +371,7 @@ def grid_of(
         if not is_pair and not isinstance(size, int):
             continue
         grid = Grid.of(size, patch)
-        if grid.patches and (rows is None or 0 <= rows - grid.patches <= MOST_OTHERS):
+        if grid.patches and (rows is None or 0 <= rows - grid.patches <= most):
             return grid, True
     side = math.isqrt(rows or 0)
     return Grid(side, side), False

@@ -26,9 +26,13 @@ def photographs(count: int, size: Size = 32) -> Tensor:
     return torch.stack(cuts).permute(0, 3, 1, 2).double() / 255
 
 
+STRETCHED = ("ViTModel", "SiglipVisionModel", "CLIPForImageClassification")
+"""Of transformers, networks that take pictures of other sizes when they are told to."""
+
+
 def outputs(network: nn.Module, x: Tensor) -> Any:
     """What a network of any library makes of pictures of any size."""
-    told = {"interpolate_pos_encoding": True} if type(network).__name__ == "ViTModel" else {}
+    told = {"interpolate_pos_encoding": True} if type(network).__name__ in STRETCHED else {}
     made = network(x, **told)
     if isinstance(made, Tensor):
         return made
@@ -213,7 +217,7 @@ def turned_by_place(q: Tensor) -> Tensor:
 class Block(nn.Module):
     """A block in which everything is called by hand.
 
-    order  of qkv's outputs
+    order  of qkv's outputs, or its layers; `two` are queries, and keys with values head by head
     gate   of what the second branch is made
     beside  both branches beside each other, behind one norm or one each
     scales  whether attention (a) and the other branch (b) have a layer scale, of so many numbers
@@ -234,7 +238,7 @@ class Block(nn.Module):
         super().__init__()
         self.order, self.heads, self.gate, self.beside = order, 4, gate, beside
         self.turned = turned
-        outputs = [3 * DIM] if order != "three" else [DIM] * 3
+        outputs = {"three": [DIM] * 3, "two": [DIM, 2 * DIM]}.get(order, [3 * DIM])
         self.layers = nn.ModuleList(nn.Linear(DIM, width) for width in outputs)
         self.out, self.ln1 = nn.Linear(DIM, DIM), norm(DIM)
         self.ln2: Any = None if beside == 1 else norm(DIM)
@@ -263,6 +267,10 @@ class Block(nn.Module):
         each = DIM // self.heads
         if self.order == "head, value, kind":
             q, k, v = split.unflatten(-1, (self.heads, each, 3)).transpose(1, 2).unbind(-1)
+        elif self.order == "two":
+            q, both = split.split((DIM, 2 * DIM), -1)
+            q = q.unflatten(-1, (self.heads, each)).transpose(1, 2)
+            k, v = both.unflatten(-1, (self.heads, 2, each)).transpose(1, 2).unbind(-2)
         elif self.order == "head, kind, value":
             q, k, v = split.unflatten(-1, (self.heads, 3, each)).transpose(1, 2).unbind(-2)
         else:

@@ -91,6 +91,7 @@ NETWORKS: dict[str, tuple[int, Any]] = {  # pictures in a step, and the network
         2,
         hands(order="head, value, kind", norm=RootMeanSquare, gate="halves", bias=False),
     ),
+    "queries, and keys with values": (2, hands(order="two")),
     "norms without bias": (2, hands(norm=partial(nn.LayerNorm, bias=False), gate="module")),
     "norms without weights": (2, hands(norm=partial(nn.LayerNorm, elementwise_affine=False))),
     "turned queries and keys": (2, hands(network=WithoutTable, turned=True)),
@@ -222,7 +223,20 @@ def of_rectangles(**changes: Any) -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", **sizes)  # type: ignore[no-any-return]
 
 
+class Registers(Own):
+    """With more tokens behind the class token, which get positions as well."""
+
+    def __init__(self, count: int = 7) -> None:
+        super().__init__(**FIRST)
+        self.pos_embed = nn.Parameter(0.1 * torch.randn(1, 17 + count, DIM))
+        self.registers = nn.Parameter(0.1 * torch.randn(1, count, DIM))
+
+    def with_class(self, z: Tensor) -> Tensor:
+        return super().with_class(torch.cat((self.registers.expand(len(z), -1, -1), z), 1))
+
+
 WIDE = (48, 32)
+BEFORE_A_NORM = {"img_size": 64, "dynamic_img_size": True, "num_classes": 10, "depth": 2}
 POOLED: dict[str, Any] = {"class_token": False, "global_pool": "avg"}
 READ: dict[str, tuple[Any, Any, Any]] = {  # the network, the picture's size, and what is told of it
     "a table that is looked up": (lambda: Placed("table"), 32, None),
@@ -248,6 +262,11 @@ READ: dict[str, tuple[Any, Any, Any]] = {  # the network, the picture's size, an
     ),
     "no squares, no class token": (lambda: of_rectangles(**POOLED), WIDE, None),
     "no squares, a table that shows no shape": (Rectangle, WIDE, WIDE),
+    "eight other tokens in the table": (Registers, 32, 32),
+    "no squares, stretched before a norm": (
+        lambda: timm.create_model("vit_xsmall_patch16_clip_224", **BEFORE_A_NORM),
+        *(WIDE, WIDE),
+    ),
 }
 
 
@@ -268,6 +287,24 @@ def of_timm(name: str, **sizes: int) -> nn.Module:
     nn.init.normal_(network.get_classifier().weight, std=0.02)
     assert isinstance(network, nn.Module)
     return network
+
+
+def test_other_tokens_that_fill_the_width_leave_room_for_no_patches() -> None:
+    """Nor for a number of them below 0."""
+    told = {**PEELING, "attacks": ["patch_gradient", "token_peeling"]}
+    found = leak_of(Registers(100), photographs(1), **told)
+    assert found.best.exact == 1
+    assert "-" not in found.refused["token_peeling"]
+
+
+def test_a_branch_behind_no_norm_is_no_weight_decay() -> None:
+    """Its gradients' sums are little more than 0."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 96, "num_heads": 4}
+    network = timm.create_model("vit_base_patch16_rpn_224", depth=2, num_classes=10, **sizes)
+    logits = network((photographs(1).float() - 0.5) / 0.5)
+    nn.functional.cross_entropy(logits, torch.tensor([3])).backward()
+    assert not attack_gradients(network.eval(), attacks="patch_gradient", **HALF).notes
 
 
 @pytest.mark.parametrize(

@@ -199,19 +199,20 @@ def _queries_keys_values(
     before: list[Ran], attended: Tensor, ways: Sequence[Callable[..., Told | None]]
 ) -> dict[str, Any]:
     """`joined` layers and `num_heads` of the attention that computes what its last layer was given,
-    of one or three of the linear layers that ran before that one; nothing where none of their
+    of one to three of the linear layers that ran before that one; nothing where none of their
     orders does. Where values alone are told, tokens count as if all looked at all others alike."""
     width = attended.shape[-1]
     attended = attended.reshape(-1, width)
     for tells in ways:
-        for count, outputs in ((1, 3 * width), (3, width)):
-            group, numbers = before[-count:], len(attended) * outputs
-            if len(group) < count or any(ran.output.numel() != numbers for ran in group):
+        for count in (1, 2, 3):
+            group = before[-count:]
+            kinds = [ran.output.numel() / attended.numel() for ran in group]  # 1 of the values
+            if len(group) < count or sum(kinds) != 3 or not all(map(float.is_integer, kinds)):
                 continue
             if tells is _order_of and any(ran.given is not group[0].given for ran in group):
                 continue
-            split = torch.cat([ran.output.reshape(-1, outputs) for ran in group], -1)
-            if (found := tells(split, attended, fused=count == 1)) is not None:
+            split = torch.cat([ran.output.reshape(len(attended), -1) for ran in group], -1)
+            if (found := tells(split, attended, [*map(int, kinds)])) is not None:
                 order, heads, factors = found
                 each = torch.tensor(factors, dtype=torch.float64).repeat_interleave(width)
                 joined = JoinedLayers(tuple(ran.part for ran in group), order, each)
@@ -219,18 +220,20 @@ def _queries_keys_values(
     return {}
 
 
-def _orders(width: int, *, fused: bool) -> Iterator[tuple[int, Tensor]]:
-    """The number of heads, and an order (3, D) in which outputs may hold three kinds of numbers."""
-    number = torch.arange(3 * width)
+def _orders(width: int, kinds: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """The number of heads, and an order (3, D) in which the outputs of layers, of so many kinds of
+    numbers each, may hold three kinds."""
+    of_layers = torch.arange(3 * width).split([width * count for count in kinds])
     for heads in (h for h in range(1, width // 2 + 1) if width % h == 0):
-        each = width // heads
-        yield heads, number.view(3, width)
-        if fused:
-            yield heads, number.view(heads, 3, each).transpose(0, 1).reshape(3, width)
-            yield heads, number.view(heads, each, 3).permute(2, 0, 1).reshape(3, width)
+        yield heads, torch.arange(3 * width).view(3, width)
+        if max(kinds) > 1:
+            by_heads = [of.view(heads, -1, width // heads).transpose(0, 1) for of in of_layers]
+            yield heads, torch.cat(by_heads).reshape(3, width)
+            each = [of.view(heads, width // heads, -1).permute(2, 0, 1) for of in of_layers]
+            yield heads, torch.cat(each).reshape(3, width)
 
 
-def _order_of(split: Tensor, attended: Tensor, *, fused: bool) -> Told | None:
+def _order_of(split: Tensor, attended: Tensor, kinds: Sequence[int]) -> Told | None:
     """The order of outputs (T, 3 D) whose attention comes nearest to what was seen (T, D), with the
     usual scale of the products of queries and keys or others; None where none computes it."""
     found: Told | None = None
@@ -239,7 +242,7 @@ def _order_of(split: Tensor, attended: Tensor, *, fused: bool) -> Told | None:
     if torch.allclose(split, split[:1]):  # tokens that are all alike tell nothing
         return None
     for scale, share in ((None, 1.0), (width**-0.5, 1.0), (1.0, 1.0), (1.0, width**-0.5)):
-        for heads, order in _orders(width, fused=fused):
+        for heads, order in _orders(width, kinds):
             usual = (width // heads) ** -0.5
             for turn in itertools.permutations(range(3)):
                 taken = order[list(turn)].flatten()
@@ -253,11 +256,11 @@ def _order_of(split: Tensor, attended: Tensor, *, fused: bool) -> Told | None:
     return found
 
 
-def _order_by_values(split: Tensor, attended: Tensor, *, fused: bool) -> Told | None:
+def _order_by_values(split: Tensor, attended: Tensor, kinds: Sequence[int]) -> Told | None:
     """The order in which values alone are told: what an attention adds up lies among them, head by
     head, however it looks at them."""
     split, attended = split.double(), attended.double()
-    for heads, order in _orders(attended.shape[-1], fused=fused):
+    for heads, order in _orders(attended.shape[-1], kinds):
         sums = attended[:QUERIES].unflatten(1, (heads, -1)).transpose(0, 1)
         least = SAME_SUMS * float(sums.norm(dim=-1).max())
         rights = torch.cat((sums, sums.new_ones(*sums.shape[:2], 1)), 2).numpy()

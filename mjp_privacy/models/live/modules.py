@@ -409,9 +409,10 @@ def _at_size(network: TimmNetwork, size: tuple[int, int]) -> Tensor:
             if parameter is stored or (name == "pos_embed" and part is net):
                 part._parameters[name] = table
     for part in getattr(net, "rest", net).modules():
-        names = [name for name, parameter in part._parameters.items() if parameter is table]
+        names = [name for name, parameter in part.named_parameters() if parameter is table]
         if names and hasattr(part, STRETCHES):  # it takes any table for that of a square
-            setattr(part, STRETCHES, partial(_table_itself, part, names[0]))
+            holder, _, own = names[0].rpartition(".")  # the part itself, or its nn.Embedding
+            setattr(part, STRETCHES, partial(_table_itself, part.get_submodule(holder), own))
     tell_size(net.patch_embed, Grid.of(size, patch), patch)
     with torch.no_grad(), code_of(net, takes, "Leave img_size out."):
         off = float((net(x.to(stored)) - expected).norm() / expected.norm())
@@ -436,16 +437,18 @@ def _stretched(network: TimmNetwork, x: Tensor) -> Tensor:
     table is wide.
     """
     precise = copied(network.net).double()
-    table, block = TimmNetwork(precise).pos_embed, next(iter(precise.blocks.children()))
+    table, before = TimmNetwork(precise).pos_embed, getattr(precise, "norm_pre", None)
+    plain = isinstance(before, nn.Identity | None)  # else a norm, which is not linear in the table
+    first: Any = next(iter(precise.blocks.children())) if plain else before
     assert table is not None
     width, held = table.shape[-1], table.reshape(-1, table.shape[-1])[network.rows_of_patches]
-    one, other = (input_of(precise, block, given)[0] for given in (x.double(), 0 * x.double()))
+    one, other = (input_of(precise, first, given)[0] for given in (x.double(), 0 * x.double()))
     of_patches = (one != other).any(-1)
 
     def seen(positions: Tensor) -> Tensor:
-        """Block 0's input at the patches (N, D), for these rows of the table."""
+        """What stands at the patches (N, D) behind these rows of the table."""
         held.copy_(positions)
-        return input_of(precise, block, x.double())[0][of_patches]
+        return input_of(precise, first, x.double())[0][of_patches]
 
     nothing, columns = seen(torch.zeros_like(held)), []
     for some in torch.eye(len(held), dtype=torch.float64).split(width):

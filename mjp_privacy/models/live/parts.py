@@ -26,7 +26,7 @@ from mjp_privacy.models.jigsaw import Grid, to_patches
 from mjp_privacy.models.live.blocks import Pair, find_scales, named_block
 from mjp_privacy.models.network_parts import (
     CHANNELS,
-    MOST_OTHERS,
+    MANY_OTHERS,
     NORMALISES,
     SAME_PICTURE,
     Positions,
@@ -91,7 +91,9 @@ class Renamed(nn.Module):
         tell_size(self.patch_embed, grid, int(projection.kernel_size[0]))
         self.num_prefix_tokens = 0 if table is None else table[..., 0].numel() - grid.patches
         self.rows_before = positions.before
-        is_told = img_size and STRETCHES in inspect.signature(module.forward).parameters
+        taken = [inspect.signature(part.forward).parameters for part in module.modules()]
+        hands_on = any(one.kind is one.VAR_KEYWORD for one in taken[0].values())
+        is_told = img_size and any(STRETCHES in one for one in (taken if hands_on else taken[:1]))
         self.options = {STRETCHES: True} if is_told else {}
         self.__dict__["rest"] = module
         picture = picture_of(projection, grid)
@@ -212,7 +214,7 @@ def _norms_before(
             if not isinstance(tokens, Tensor) or tokens.shape[-1:] != expected.shape[-1:]:
                 continue
             rows = tokens.reshape(-1, tokens.shape[-1])
-            starts = range(min(len(rows) - count, MOST_OTHERS) + 1)
+            starts = range(min(len(rows) - count, MANY_OTHERS) + 1)
             is_there = any(
                 torch.allclose(rows[start : start + count], expected, rtol=0, atol=NEAR)
                 for start in starts
