@@ -16,6 +16,7 @@ from attacks import ATTACKS, find_attack, traits_of
 from attacks.budget import OVER
 from attacks.controls import mean_image
 from attacks.equations import PATCH, TABLE, UNKNOWN
+from attacks.equations.block import FC2
 from attacks.equations.patch_system import (
     is_disturbed,
     lacks_gradients,
@@ -23,6 +24,7 @@ from attacks.equations.patch_system import (
     patch_system,
     to_unit_range,
 )
+from attacks.equations.token_peeling import SentGradient
 from attacks.patch_variants import sorted_patches
 from attacks.step import BREAKDOWN, run_steps
 from mjp_privacy.core.errors import UserError, format_error
@@ -43,13 +45,13 @@ from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import (
     Doubt,
     different_pictures,
-    fed_pixels,
+    fed_by_place,
     judged,
     normalisation_doubts,
     patch_check,
     shuffled_patches,
 )
-from mjp_privacy.uploads.leak import EQUAL, EXPLAINED, Leak, Reconstructed
+from mjp_privacy.uploads.leak import EQUAL, EXPLAINED, Leak, Reconstructed, explanation
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
 from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
 
@@ -57,6 +59,7 @@ Named = Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
 """Attacks that are always run: a linear system, and what others are compared with."""
 NOT_NEEDED = "every picture is certain already; exhaustive=True runs it all the same"
+HIDDEN = "a picture explains the gradient, whose errors hide tokens; exhaustive=True runs it"
 SAME_LEVELS = 0.5 / 255
 """Root mean square of what two pictures differ by that have the same 8-bit levels."""
 OPTIMISES = "it optimises for minutes; name it, or give exhaustive=True, to run it"
@@ -135,13 +138,14 @@ def attack_gradients(
     results: dict[str, Reconstructed] = {}
     refused: dict[str, str] = {}
     skipped: dict[str, str] = {}
-    doubts, together = normalisation_doubts(view), None
+    fed, together = fed_by_place(view), None
+    doubts = normalisation_doubts(view, fed)
     with suppress(*BREAKDOWN):
-        if len(view.updates) > 1 and (fed := fed_pixels(view)) is not None:
-            patches = to_patches(fed.cpu()[None], view.model.patch_size)
+        if len(view.updates) > 1 and fed:
+            patches = to_patches(fed[0].cpu()[None], view.model.patch_size)
             alone = [replace(view, updates=[update]) for update in view.updates]
             if all(float(patch_check(one, patches)[0]) < EQUAL for one in alone):
-                together = to_unit_range(view, fed.cpu()).double()
+                together = to_unit_range(view, fed[0].cpu()).double()
     with doing() as begin:
         for number, (name, attack) in enumerate(chosen.items(), 1):
             began = time.perf_counter()
@@ -153,8 +157,8 @@ def attack_gradients(
             if isinstance(seen, str):
                 refused[name] = seen
                 continue
-            if may_skip and _is_needless(name, results, view):
-                skipped[name] = NOT_NEEDED
+            if may_skip and (why := _needless(name, results, view)):
+                skipped[name] = why
                 continue
             made = _run(attack, uploads, seen, seed, seconds, doubts)
             if together is not None and isinstance(made, Reconstructed) and made.images is not None:
@@ -249,12 +253,25 @@ def _chosen(attacks: Named, uploads: int) -> dict[str, Attack]:
     return {name: chosen[name] for name in ATTACKS if name in chosen}
 
 
-def _is_needless(name: str, results: Mapping[str, Reconstructed], view: AttackerView) -> bool:
-    """Whether every picture is certain already and this attack neither costs next to nothing nor
-    weighs the errors that the upload is known to hold."""
+def _needless(name: str, results: Mapping[str, Reconstructed], view: AttackerView) -> str:
+    """Why an attack need not be run, or "": every picture is certain already and it neither costs
+    next to nothing nor weighs the errors that the upload is known to hold; or it needs all tokens,
+    and errors leave fewer in block 0's gradient."""
     weighs = "noise" in traits_of(name) and "batches" not in traits_of(name)
     may_improve = name in CHEAP or (weighs and any(map(is_disturbed, view.updates)))
-    return not may_improve and any(made.is_certain for made in results.values())
+    if not may_improve and any(made.is_certain for made in results.values()):
+        return NOT_NEEDED
+    update, layer = view.updates[0], f"{FC2}.weight"
+    if (
+        name == "token_peeling"
+        and any(map(explanation, results.values()))
+        and layer in update.grads
+    ):
+        tokens = update.batch * view.model.tokens
+        sent = {name: gradient[0] for name, gradient in update.grads.items()}
+        if len(SentGradient.of(sent, [FC2], tokens).values) < tokens:
+            return HIDDEN
+    return ""
 
 
 # one attack ---------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
         left += f", {best.scaled_residual:.2g} if the upload is {_plain(best.factor)} times its own"
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.2g})"
     shape = f" ({leak.another_shape})" if leak.another_shape else ""
-    fits = _explained(best)
+    fits = explanation(best)
     if fits:
         fits = f"As a whole {best.attack}'s batch {fits}" if several else f"{mine} {fits}"
         if several and best.labels is not None:
@@ -227,7 +227,7 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
     return f"{said} That is {told}: look (.show()).{why}"
 
 
-def _explained(best: Reconstructed) -> str:
+def explanation(best: Reconstructed) -> str:
     """How the pictures explain the uploaded gradient, to the sentence's end; empty where they do
     not."""
     residual = best.scaled_residual
@@ -342,7 +342,7 @@ class Leak:
     def doubt(self) -> str:
         """What speaks against the declared mean and std, seen from the best pictures or, where
         these do not explain the gradient, from any; else nothing."""
-        told = self.ranked[:1] if self.ranked and _explained(self.best) else self
+        told = self.ranked[:1] if self.ranked and explanation(self.best) else self
         return "; ".join(dict.fromkeys(why for made in told for why in made.doubts.values()))
 
     @property
