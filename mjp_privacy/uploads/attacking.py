@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from inspect import signature
 from typing import Any, Literal
 
 import pandas as pd
@@ -123,7 +124,8 @@ def attack_gradients(
         raise UserError(f"seconds={seconds}: expected a positive number.")
     started = time.perf_counter()
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
-    uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
+    pixels |= {"labels": labels, "images": images, "others": signature(attack_gradients).parameters}
+    uploads = own_uploads(model, gradients, step, **pixels)
     view = uploads.view()
     size = view.updates[0].batch
     private = None

@@ -25,6 +25,7 @@ from mjp_privacy.core.drawing import house_style
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import size_text
+from mjp_privacy.core.text import by_reason
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -406,10 +407,7 @@ class Leak:
                 lines.append(f"{made.attack:22} names {int(made.mask.sum())} masked positions")
         of_attacks = sum(made.seconds for made in self)
         lines.append(f"{self.seconds:.1f} s, of which attacks took {of_attacks:.1f}")
-        by_reason: dict[str, list[str]] = {}
-        for name, why in {**self.refused, **self.skipped}.items():
-            by_reason.setdefault(why, []).append(name)
-        lines += [f"not {', '.join(names)}: {why}" for why, names in by_reason.items()]
+        lines += by_reason({**self.refused, **self.skipped})
         labels, source = self.labels, self.label_source
         if labels is None and self.ranked and self.best.labels is not None:
             labels, source = self.best.labels, f"of {self.best.attack}'s pictures (.best.labels)"

@@ -4,8 +4,9 @@ which `save_upload` makes a recorded one."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -225,12 +226,14 @@ def own_uploads(
     labels: Labels | None = None,
     images: Pictures | None = None,
     as_sent: bool = False,
+    others: Iterable[str] = (),
     **pixels: Any,
 ) -> OwnUploads:
     """Read models and gradients, and the label off the gradient where none is given.
 
     facts    the client's, as `attack_gradients` takes them
     as_sent  whether weight decay that nobody declared stays in the gradients
+    others   keywords of the function that is called, with which a misspelt one is compared as well
     pixels   mean, std and img_size, as in `attack_gradients`
     """
     held = separate_uploads(gradients)
@@ -241,7 +244,7 @@ def own_uploads(
             loaded[key] = copied(own).to("cpu")
     models = [loaded[id(module)] for module in modules]
     sent = [read_gradients(*one) for one in zip(held, modules, models, strict=True)]
-    client, errors = read_step(facts, lambda: images_in_a_step(labels, images))
+    client, errors = read_step(facts, lambda: images_in_a_step(labels, images), others)
     updates = [_update_of(one, client, errors, number) for number, one in enumerate(sent)]
     notes = list[str]()
     for number, of in enumerate(() if as_sent else models):
@@ -456,7 +459,8 @@ def save_upload(
     """
     root = _free_folder(folder, name)
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
-    own = own_uploads(model, gradients, step, labels=labels, images=images, as_sent=True, **pixels)
+    pixels |= {"labels": labels, "images": images, "others": signature(save_upload).parameters}
+    own = own_uploads(model, gradients, step, as_sent=True, **pixels)
     update, loaded = own.updates[0], own.models[0]
     if len(own.updates) > 1:
         got = f"{len(own.updates)} of them"

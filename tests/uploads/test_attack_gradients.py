@@ -139,6 +139,16 @@ def test_a_misspelt_keyword_is_told_what_is_meant(
             call(model, gradients, **{misspelt: 0.1})
 
 
+def test_a_misspelt_keyword_is_compared_with_the_functions_own(
+    model: LoadedModel, gradients: Gradients, tmp_path: Path
+) -> None:
+    of_saving = partial(save_upload, tmp_path)
+    for call, meant in ((attack_gradients, "attacks seconds seed"), (of_saving, "series round")):
+        for name in meant.split():
+            with pytest.raises(UserError, match=f"mean {name}"):
+                call(model, gradients, **{f"{name}s": 1})
+
+
 # several uploads ----------------------------------------------------------------------------------
 
 
