@@ -142,6 +142,8 @@ def test_a_step_of_signs_that_nobody_declared_is_told(
     notes = attacked(model, signs, **facts).notes
     told = ["adamw" in note for note in notes if "adamw" in note or "batch=" in note]
     assert told == ([False] if "defenses" in facts else [True])
+    clipped = {name: g.clamp(-g.abs().median(), g.abs().median()) for name, g in gradients.items()}
+    assert not any("adamw" in note for note in attacked(model, clipped).notes)
 
 
 # mean and std -------------------------------------------------------------------------------------
