@@ -23,7 +23,6 @@ from attacks.equations.patch_system import (
     lacks_gradients,
     lacks_positions,
     patch_system,
-    to_unit_range,
 )
 from attacks.equations.token_peeling import SentGradient
 from attacks.patch_variants import sorted_patches
@@ -44,13 +43,12 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import (
-    Doubt,
+    Solution,
     different_pictures,
-    fed_by_place,
     judged,
-    normalisation_doubts,
     patch_check,
     shuffled_patches,
+    solutions,
 )
 from mjp_privacy.uploads.leak import EQUAL, EXPLAINED, Leak, Reconstructed, explanation
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
@@ -140,14 +138,13 @@ def attack_gradients(
     results: dict[str, Reconstructed] = {}
     refused: dict[str, str] = {}
     skipped: dict[str, str] = {}
-    fed, together = fed_by_place(view), None
-    doubts = normalisation_doubts(view, fed)
+    known, together = solutions(view), None
     with suppress(*BREAKDOWN):
-        if len(view.updates) > 1 and fed:
-            patches = to_patches(fed[0].cpu()[None], view.model.patch_size)
+        if len(view.updates) > 1 and known:
+            patches = to_patches(known[0].fed[None], view.model.patch_size)
             alone = [replace(view, updates=[update]) for update in view.updates]
             if all(float(patch_check(one, patches)[0]) < EQUAL for one in alone):
-                together = to_unit_range(view, fed[0].cpu()).double()
+                together = known[0].picture.double()
     with doing() as begin:
         for number, (name, attack) in enumerate(chosen.items(), 1):
             began = time.perf_counter()
@@ -162,7 +159,7 @@ def attack_gradients(
             if may_skip and (why := _needless(name, results, view)):
                 skipped[name] = why
                 continue
-            made = _run(attack, uploads, seen, seed, seconds, doubts)
+            made = _run(attack, uploads, seen, seed, seconds, known)
             if together is not None and isinstance(made, Reconstructed) and made.images is not None:
                 off = (made.images[0].double().cpu() - together).square().mean().sqrt()
                 made = replace(made, together=float(off) < SAME_LEVELS)
@@ -332,11 +329,11 @@ def _run(
     seen: AttackerView,
     seed: int,
     seconds: float,
-    doubts: Mapping[int, Doubt],
+    solved: Mapping[int, Solution],
 ) -> Reconstructed | str:
     """What one attack gives, with the checks that need no truth, or why it gives nothing.
 
-    doubts  what speaks against the declared normalisation, by place of a single picture
+    solved  what solves the patch equations, by place of a single picture
     """
     name, count = attack.name, seen.updates[0].steps_in_all * seen.updates[0].batch
     done = run_steps(
@@ -365,7 +362,7 @@ def _run(
         counts = made.mask.sum(1).cpu()
         told = made.diagnostics.get("order_found", torch.zeros(count)).cpu() == 1  # by attention
         known["ordered"] = int(counts[(counts > 1) & ~told].sum())
-    checked = judged(seen, images, made.diagnostics, doubts)
+    checked = judged(seen, images, made.diagnostics, solved)
     return Reconstructed(name, images, **known, **checked._asdict())
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -329,11 +328,12 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in dict.fromkeys(values))
 
 
-class Doubt(NamedTuple):
-    """What speaks against a picture that solves the equations of the patch embedding."""
+class Solution(NamedTuple):
+    """What solves the equations of the patch embedding, and what speaks against it, or ""."""
 
-    reason: str
+    fed: Tensor  # (C, H, W), as `fed_pixels`
     picture: Tensor  # (C, H, W), clipped to [0, 1] as attacks clip it
+    doubt: str
 
     def concerns(self, image: Tensor) -> bool:
         """Whether an attack's picture has the same pixels, in whatever order."""
@@ -341,24 +341,19 @@ class Doubt(NamedTuple):
         return float((own - others).square().mean().sqrt()) < SAME_PIXELS
 
 
-def fed_by_place(view: AttackerView) -> dict[int, Tensor]:
-    """`fed_pixels` of each step, by its place in the view, as far as they are known."""
-    fed: dict[int, Tensor] = {}
+def solutions(view: AttackerView) -> dict[int, Solution]:
+    """The pictures that solve the patch equations, by their place in the view."""
+    found: dict[int, Solution] = {}
     for place in range(view.updates[0].steps_in_all):
-        with suppress(*BREAKDOWN):  # of numbers at the edge of their range: nothing is certain then
-            if (pixels := fed_pixels(view.part(place))) is not None:
-                fed[place] = pixels
-    return fed
-
-
-def normalisation_doubts(view: AttackerView, by_place: Mapping[int, Tensor]) -> dict[int, Doubt]:
-    """What speaks against pictures that solve the patch equations, which are known by place."""
-    doubts: dict[int, Doubt] = {}
-    for place, fed in by_place.items():
-        doubt = declared_wrongly(fed, view.pixels.mean, view.pixels.std)
-        if doubt := doubt or scaled_apart(view.part(place)):
-            doubts[place] = Doubt(doubt, to_unit_range(view, fed.cpu()))
-    return doubts
+        try:
+            fed = fed_pixels(view.part(place))
+        except BREAKDOWN:  # of numbers at the edge of their range: nothing is certain then
+            continue
+        if fed is not None:
+            doubt = declared_wrongly(fed, view.pixels.mean, view.pixels.std)
+            doubt = doubt or scaled_apart(view.part(place))
+            found[place] = Solution(fed.cpu(), to_unit_range(view, fed.cpu()), doubt)
+    return found
 
 
 def scaled_apart(view: AttackerView) -> str:
@@ -517,19 +512,24 @@ class Judged(NamedTuple):
 
 
 def judged(
-    view: AttackerView, images: Tensor, found: Mapping[str, Tensor], doubts: Mapping[int, Doubt]
+    view: AttackerView, images: Tensor, found: Mapping[str, Tensor], known: Mapping[int, Solution]
 ) -> Judged:
     """What is certain of a batch `found` alone says, the attack's own diagnostics; of single
-    pictures the patch equations, where the attack does not say it.
+    pictures the patch equations, where the attack does not say it. Clipping leaves a picture that
+    solves them no farther from the client's, but it solves them less.
 
-    doubts  `normalisation_doubts` of single pictures; those of certain ones are looked for here
+    known  `solutions` of single pictures; doubts of certain ones are looked for here
     """
-    reasons = {at: doubt.reason for at, doubt in doubts.items() if doubt.concerns(images[at])}
+    reasons = {at: one.doubt for at, one in known.items() if one.doubt and one.concerns(images[at])}
     update, misfits = view.updates[0], None
     has_table = view.model.pos_embed is not None and {TABLE, PATCH} <= update.grads.keys()
     if update.batch == 1 and has_table:
         try:
-            patches = to_patches(_normalised(view, images), view.model.patch_size)
+            fed = _normalised(view, images)
+            for at, one in known.items():
+                if float((fed[at] - one.fed).abs().max()) * max(view.pixels.std) < 0.5 / 255:
+                    fed[at] = one.fed
+            patches = to_patches(fed, view.model.patch_size)
             misfits, are_met, unique = patch_check(view, patches)
         except BREAKDOWN:
             return Judged()
@@ -567,9 +567,7 @@ def of_recorded(
     """Diagnostics (m,) of recorded uploads' pictures: 1 where one is certain, and where its pixels
     speak for another normalisation than the declared one."""
     single = view.updates[0].batch == 1
-    seen = judged(
-        view, images, found, normalisation_doubts(view, fed_by_place(view)) if single else {}
-    )
+    seen = judged(view, images, found, solutions(view) if single else {})
     if seen.certain is None:
         return {}
     doubted = torch.zeros(len(images), dtype=torch.float64)

@@ -184,6 +184,15 @@ def test_pictures_as_declared_stay_certain(model: LoadedModel) -> None:
 LAYERS: dict[str, Any] = {"attacks": {"layer_span": {"prior": "stationary"}}}
 
 
+def test_a_picture_with_white_borders_is_certain_though_clipping_moves_them() -> None:
+    narrow, picture = planted_model(embed_dim=72).float(), PICTURE.clone()
+    picture[:, :, :8] = picture[:, :, -8:] = 1
+    sent = gradient_of(narrow, picture.float(), LABEL)
+    leak = attacked(narrow, sent, attacks="patch_gradient", images=picture)
+    assert leak.best.exact == 1
+    assert leak.best.is_certain
+
+
 def test_what_an_attack_itself_calls_certain_is_doubted_too() -> None:
     """`layer_span` finds both pictures of a batch, of a client that fed [0, 1] where .5 and .25 are
     told; here and in the rows of a run."""
