@@ -62,13 +62,13 @@ class Registry(dict[str, T]):
 
 def did_you_mean(name: str, available: Iterable[str], otherwise: str = "") -> str:
     """A sentence to end an error message with, such as " Did you mean april?": the names that begin
-    with this one, else those that hold it, else the nearest; a number at the end of a family's name
+    with this one, then those that hold it, else the nearest; a number at the end of a family's name
     may be another. `otherwise` where no name is near."""
     names = list(available)
     for part in (name, name.rstrip("0123456789")):
         holding = [other for other in names if len(part) > 2 and part in other]
-        begun = [other for other in holding if other.startswith(part)]
-        if near := begun or holding or get_close_matches(part, names, n=1):
+        holding.sort(key=lambda other: not other.startswith(part))
+        if near := holding or get_close_matches(part, names, n=1):
             return f" Did you mean {first_of(near, 6)}?"
     return otherwise
 

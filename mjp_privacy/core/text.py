@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
@@ -44,6 +44,14 @@ def first_of(names: Sequence[object], most: int) -> str:
 def counted(number: int, noun: str) -> str:
     """A number with its noun: counted(1, "image") is "1 image", counted(3, "image") "3 images"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """A line for each reason, with the names of all that it keeps from something."""
+    names: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        names.setdefault(why, []).append(name)
+    return [f"not {', '.join(alike)}: {why}" for why, alike in names.items()]
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

@@ -100,7 +100,7 @@ def file_of(
         lines = {cell_key(cell, before) for cell in expand(before)}
         if before.name == experiment.name and (lines >= planned or lines <= planned):
             return path
-        differing.append(_differing(before, experiment))
+        differing.append(_differing(_by_line(before), _by_line(experiment)) or ["grid"])
     fits = not uploads and (planned.issuperset(listed) or planned.issubset(listed))
     if not (fits or add):
         nearest = first_of(min(differing, key=len, default=[]), 6)
@@ -112,6 +112,14 @@ def file_of(
         )
     digest = hashlib.sha256(json.dumps(sorted(planned)).encode()).hexdigest()[:DIGITS]
     return own.with_stem(f"{own.stem}-{digest}") if own in known else own
+
+
+def _by_line(experiment: Experiment) -> dict[str, Any]:
+    """The fields of an experiment, and in place of the grid what its lines are of."""
+    fields = {f.name: getattr(experiment, f.name) for f in dataclasses.fields(experiment)}
+    lines = expand(experiment)
+    told = {n: {getattr(line, n) for line in lines} for n in ("model", "setting", "gamma")}
+    return {name: value for name, value in fields.items() if name != "grid"} | told
 
 
 def _differing(before: Any, now: Any, place: str = "") -> list[str]:

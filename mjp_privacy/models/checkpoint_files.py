@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from torch import Tensor
@@ -59,6 +60,7 @@ JSON_FILES: Mapping[str, tuple[str, ...]] = {
 """What these libraries save beside them, by layout (`models.checkpoints`)."""
 HUB_PREFIX = "hf-hub:"
 HUB_SECONDS = 5.0  # in which it has to answer
+ONE_AT_A_TIME = Lock()
 TIMM_PREFIX = "timm:"
 PACKAGED_PREFIX = "packaged:"
 PACKAGED_FOLDER = Path(__file__).resolve().parent.parent / "assets" / "zoo"
@@ -167,19 +169,21 @@ def located(source: str | Path) -> Path:
 @contextmanager
 def _asking_once() -> Iterator[None]:
     """Where the hub does not answer, its client looks in its cache alone: else it asks six times
-    for every file, which takes a minute and twenty lines."""
+    for every file, which takes a minute and twenty lines. That is a switch of the whole process:
+    one thread after another."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
-    before = constants.HF_HUB_OFFLINE
-    try:
-        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
-    except Exception:  # of many classes: the hub's, httpx's, OSError
-        constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
+    with ONE_AT_A_TIME:
+        before = constants.HF_HUB_OFFLINE
+        try:
+            get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+        except Exception:  # of many classes: the hub's, httpx's, OSError
+            constants.HF_HUB_OFFLINE = True
+        try:
+            yield
+        finally:
+            constants.HF_HUB_OFFLINE = before
 
 
 @lru_cache

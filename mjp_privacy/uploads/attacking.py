@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from inspect import signature
 from typing import Any, Literal
 
 import pandas as pd
@@ -16,13 +17,14 @@ from attacks import ATTACKS, find_attack, traits_of
 from attacks.budget import OVER
 from attacks.controls import mean_image
 from attacks.equations import PATCH, TABLE, UNKNOWN
+from attacks.equations.block import FC2
 from attacks.equations.patch_system import (
     is_disturbed,
     lacks_gradients,
     lacks_positions,
     patch_system,
-    to_unit_range,
 )
+from attacks.equations.token_peeling import SentGradient
 from attacks.patch_variants import sorted_patches
 from attacks.step import BREAKDOWN, run_steps
 from mjp_privacy.core.errors import UserError, format_error
@@ -41,15 +43,14 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import (
-    Doubt,
+    Solution,
     different_pictures,
-    fed_pixels,
     judged,
-    normalisation_doubts,
     patch_check,
     shuffled_patches,
+    solutions,
 )
-from mjp_privacy.uploads.leak import EQUAL, EXPLAINED, Leak, Reconstructed
+from mjp_privacy.uploads.leak import EQUAL, EXPLAINED, Leak, Reconstructed, explanation
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
 from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
 
@@ -57,6 +58,7 @@ Named = Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
 """Attacks that are always run: a linear system, and what others are compared with."""
 NOT_NEEDED = "every picture is certain already; exhaustive=True runs it all the same"
+HIDDEN = "a picture explains the gradient, whose errors hide tokens; exhaustive=True runs it"
 SAME_LEVELS = 0.5 / 255
 """Root mean square of what two pictures differ by that have the same 8-bit levels."""
 OPTIMISES = "it optimises for minutes; name it, or give exhaustive=True, to run it"
@@ -120,7 +122,8 @@ def attack_gradients(
         raise UserError(f"seconds={seconds}: expected a positive number.")
     started = time.perf_counter()
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
-    uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
+    pixels |= {"labels": labels, "images": images, "others": signature(attack_gradients).parameters}
+    uploads = own_uploads(model, gradients, step, **pixels)
     view = uploads.view()
     size = view.updates[0].batch
     private = None
@@ -135,13 +138,13 @@ def attack_gradients(
     results: dict[str, Reconstructed] = {}
     refused: dict[str, str] = {}
     skipped: dict[str, str] = {}
-    doubts, together = normalisation_doubts(view), None
+    known, together = solutions(view), None
     with suppress(*BREAKDOWN):
-        if len(view.updates) > 1 and (fed := fed_pixels(view)) is not None:
-            patches = to_patches(fed.cpu()[None], view.model.patch_size)
+        if len(view.updates) > 1 and known:
+            patches = to_patches(known[0].fed[None], view.model.patch_size)
             alone = [replace(view, updates=[update]) for update in view.updates]
             if all(float(patch_check(one, patches)[0]) < EQUAL for one in alone):
-                together = to_unit_range(view, fed.cpu()).double()
+                together = known[0].picture.double()
     with doing() as begin:
         for number, (name, attack) in enumerate(chosen.items(), 1):
             began = time.perf_counter()
@@ -153,10 +156,10 @@ def attack_gradients(
             if isinstance(seen, str):
                 refused[name] = seen
                 continue
-            if may_skip and _is_needless(name, results, view):
-                skipped[name] = NOT_NEEDED
+            if may_skip and (why := _needless(name, results, view)):
+                skipped[name] = why
                 continue
-            made = _run(attack, uploads, seen, seed, seconds, doubts)
+            made = _run(attack, uploads, seen, seed, seconds, known)
             if together is not None and isinstance(made, Reconstructed) and made.images is not None:
                 off = (made.images[0].double().cpu() - together).square().mean().sqrt()
                 made = replace(made, together=float(off) < SAME_LEVELS)
@@ -249,12 +252,25 @@ def _chosen(attacks: Named, uploads: int) -> dict[str, Attack]:
     return {name: chosen[name] for name in ATTACKS if name in chosen}
 
 
-def _is_needless(name: str, results: Mapping[str, Reconstructed], view: AttackerView) -> bool:
-    """Whether every picture is certain already and this attack neither costs next to nothing nor
-    weighs the errors that the upload is known to hold."""
+def _needless(name: str, results: Mapping[str, Reconstructed], view: AttackerView) -> str:
+    """Why an attack need not be run, or "": every picture is certain already and it neither costs
+    next to nothing nor weighs the errors that the upload is known to hold; or it needs all tokens,
+    and errors leave fewer in block 0's gradient."""
     weighs = "noise" in traits_of(name) and "batches" not in traits_of(name)
     may_improve = name in CHEAP or (weighs and any(map(is_disturbed, view.updates)))
-    return not may_improve and any(made.is_certain for made in results.values())
+    if not may_improve and any(made.is_certain for made in results.values()):
+        return NOT_NEEDED
+    update, layer = view.updates[0], f"{FC2}.weight"
+    if (
+        name == "token_peeling"
+        and any(map(explanation, results.values()))
+        and layer in update.grads
+    ):
+        tokens = update.batch * view.model.tokens
+        sent = {name: gradient[0] for name, gradient in update.grads.items()}
+        if len(SentGradient.of(sent, [FC2], tokens).values) < tokens:
+            return HIDDEN
+    return ""
 
 
 # one attack ---------------------------------------------------------------------------------------
@@ -313,11 +329,11 @@ def _run(
     seen: AttackerView,
     seed: int,
     seconds: float,
-    doubts: Mapping[int, Doubt],
+    solved: Mapping[int, Solution],
 ) -> Reconstructed | str:
     """What one attack gives, with the checks that need no truth, or why it gives nothing.
 
-    doubts  what speaks against the declared normalisation, by place of a single picture
+    solved  what solves the patch equations, by place of a single picture
     """
     name, count = attack.name, seen.updates[0].steps_in_all * seen.updates[0].batch
     done = run_steps(
@@ -346,7 +362,7 @@ def _run(
         counts = made.mask.sum(1).cpu()
         told = made.diagnostics.get("order_found", torch.zeros(count)).cpu() == 1  # by attention
         known["ordered"] = int(counts[(counts > 1) & ~told].sum())
-    checked = judged(seen, images, made.diagnostics, doubts)
+    checked = judged(seen, images, made.diagnostics, solved)
     return Reconstructed(name, images, **known, **checked._asdict())
 
 

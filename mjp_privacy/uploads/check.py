@@ -21,7 +21,7 @@ from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import json_value
 from mjp_privacy.core.schema import Size, size_text
-from mjp_privacy.core.text import first_of, shown
+from mjp_privacy.core.text import by_reason, first_of, shown
 from mjp_privacy.experiment.config import AttackConfig, Cell
 from mjp_privacy.experiment.recorded import load_group
 from mjp_privacy.experiment.source import META, ModelVariants, foreseen, lacking
@@ -179,7 +179,7 @@ class CheckedGroup:
         yield from (f"  FAULT  {fault}" for fault in self.faults)
         if not self.faults:
             yield f"  applies: {', '.join(self.applies)}"
-        yield from (f"  not {name}: {reason}" for name, reason in self.does_not_apply.items())
+        yield from (f"  {line}" for line in by_reason(self.does_not_apply))
 
 
 @dataclass(frozen=True)
@@ -254,13 +254,10 @@ class ModelAnswer:
         width = max(map(len, ATTACKS)) + 2
         lines = [self.model, *(f"  note   {note}" for note in self.notes)]
         lines += ["", f"{'attack':{width}}applies"]
-        by_reason: dict[str, list[str]] = {}
-        for name, answer in self.attacks.items():
-            if answer.startswith("yes"):
-                lines.append(f"{name:{width}}{answer}")
-            else:
-                by_reason.setdefault(answer.removeprefix("no: "), []).append(name)
-        return "\n".join([*lines, *(f"not {', '.join(n)}: {why}" for why, n in by_reason.items())])
+        fits = {name: answer for name, answer in self.attacks.items() if answer[:3] == "yes"}
+        lines += [f"{name:{width}}{answer}" for name, answer in fits.items()]
+        left = {n: why.removeprefix("no: ") for n, why in self.attacks.items() if n not in fits}
+        return "\n".join([*lines, *by_reason(left)])
 
 
 def check_model(

@@ -48,10 +48,11 @@ from attacks.equations.patch_system import (
     to_unit_range,
     weights,
 )
-from attacks.equations.sent_gradients import weight_rounding
+from attacks.equations.sent_gradients import rounding_error, weight_rounding
 from attacks.equations.several_uploads import several_uploads
 from attacks.equations.span import combine, upload_span
 from attacks.step import BREAKDOWN
+from mjp_privacy.client.gradients import HALF
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
@@ -66,13 +67,15 @@ BEYOND = 1e-4
 of five photographs (ViT-Ti/16, 224 px) it was 1e-7 at most in float32, 4e-5 in float16 where
 weights stay, 9e-3 where a learned picture's gradient is too small for it; with one upload 2 %
 lighter 5e-5 to 6e-4, and always above with one of another picture, mirrored or a pixel aside."""
+MOST = 0.5
+"""Share of entries that another format would change, from which numbers are not of that format."""
 
 
 def different_pictures(view: AttackerView) -> str:
     """What shows that several uploads of single pictures do not hold the same one, and which upload
     does not fit if it is one; "" where nothing does. However the patches are shuffled, the patch
-    embedding's gradients of one picture have the rank of its N patches together. A difference of
-    weights that is little more than their rounding, as of a picture that was learned, counts less.
+    embedding's gradients of one picture have the rank of its N patches together. What is little
+    more than rounding, as a difference of weights of a picture that was learned, counts less.
     """
     declared = any(bool((error_of(u, PATCH) > 0).any()) for u in view.updates if PATCH in u.grads)
     single = all(
@@ -82,11 +85,8 @@ def different_pictures(view: AttackerView) -> str:
         return ""
     sent = [gradient(view, update, PATCH)[0].flatten(1) for update in view.updates]
     for place, (update, of) in enumerate(zip(view.updates, sent, strict=True)):
-        size, rounded = of.abs().max(), 0.0  # squares of tiny numbers are none
-        if update.kind == "weight_difference":
-            own = torch.finfo(update.dtype).eps * float(weights(view, update)[PATCH].norm())
-            rounded = weight_rounding(update, own)
-        sent[place] = of / size / ((of / size).norm() + rounded / size / BEYOND)
+        size = of.abs().max()  # squares of tiny numbers are none
+        sent[place] = of / size / ((of / size).norm() + rounded_off(view, update) / size / BEYOND)
     squares = [of.mT @ of for of in sent]  # p × p, one for each upload
     patches, rows = view.model.grid.patches, [len(of) for of in sent]
 
@@ -106,6 +106,20 @@ def different_pictures(view: AttackerView) -> str:
         "the uploads do not hold the same picture (another one, mirrored or cropped otherwise), or "
         f"noise, rounding or weight decay that was not declared hides it{which and '; '}{which}"
     )
+
+
+def rounded_off(view: AttackerView, update: ClientUpdate) -> float:
+    """How long at most what rounding took off a picture's gradient of the patch embedding is: of
+    more bits than 16 only where these do not hold the numbers, or the weights after the step."""
+    sent, is_difference = update.grads[PATCH][0].double(), update.kind == "weight_difference"
+    before = weights(view, update)[PATCH].double() if is_difference else torch.zeros_like(sent)
+    longest = torch.finfo(update.dtype).eps * float((before + sent).norm())
+    for half in HALF.values():
+        for held in (sent, before.to(half) + sent):
+            if float((held.to(half) != held)[sent != 0].double().mean()) < MOST:
+                error = float(rounding_error(held[None], half, torch.finfo(half).tiny))
+                longest = max(longest, error * held.numel() ** 0.5)
+    return weight_rounding(update, longest) if is_difference else longest
 
 
 # normalisation ------------------------------------------------------------------------------------
@@ -314,11 +328,12 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in dict.fromkeys(values))
 
 
-class Doubt(NamedTuple):
-    """What speaks against a picture that solves the equations of the patch embedding."""
+class Solution(NamedTuple):
+    """What solves the equations of the patch embedding, and what speaks against it, or ""."""
 
-    reason: str
+    fed: Tensor  # (C, H, W), as `fed_pixels`
     picture: Tensor  # (C, H, W), clipped to [0, 1] as attacks clip it
+    doubt: str
 
     def concerns(self, image: Tensor) -> bool:
         """Whether an attack's picture has the same pixels, in whatever order."""
@@ -326,20 +341,19 @@ class Doubt(NamedTuple):
         return float((own - others).square().mean().sqrt()) < SAME_PIXELS
 
 
-def normalisation_doubts(view: AttackerView) -> dict[int, Doubt]:
-    """What speaks against pictures that solve the patch equations, by their place in the view."""
-    doubts: dict[int, Doubt] = {}
+def solutions(view: AttackerView) -> dict[int, Solution]:
+    """The pictures that solve the patch equations, by their place in the view."""
+    found: dict[int, Solution] = {}
     for place in range(view.updates[0].steps_in_all):
         try:
             fed = fed_pixels(view.part(place))
         except BREAKDOWN:  # of numbers at the edge of their range: nothing is certain then
             continue
-        if fed is None:
-            continue
-        doubt = declared_wrongly(fed, view.pixels.mean, view.pixels.std)
-        if doubt := doubt or scaled_apart(view.part(place)):
-            doubts[place] = Doubt(doubt, to_unit_range(view, fed.cpu()))
-    return doubts
+        if fed is not None:
+            doubt = declared_wrongly(fed, view.pixels.mean, view.pixels.std)
+            doubt = doubt or scaled_apart(view.part(place))
+            found[place] = Solution(fed.cpu(), to_unit_range(view, fed.cpu()), doubt)
+    return found
 
 
 def scaled_apart(view: AttackerView) -> str:
@@ -498,19 +512,24 @@ class Judged(NamedTuple):
 
 
 def judged(
-    view: AttackerView, images: Tensor, found: Mapping[str, Tensor], doubts: Mapping[int, Doubt]
+    view: AttackerView, images: Tensor, found: Mapping[str, Tensor], known: Mapping[int, Solution]
 ) -> Judged:
     """What is certain of a batch `found` alone says, the attack's own diagnostics; of single
-    pictures the patch equations, where the attack does not say it.
+    pictures the patch equations, where the attack does not say it. Clipping leaves a picture that
+    solves them no farther from the client's, but it solves them less.
 
-    doubts  `normalisation_doubts` of single pictures; those of certain ones are looked for here
+    known  `solutions` of single pictures; doubts of certain ones are looked for here
     """
-    reasons = {at: doubt.reason for at, doubt in doubts.items() if doubt.concerns(images[at])}
+    reasons = {at: one.doubt for at, one in known.items() if one.doubt and one.concerns(images[at])}
     update, misfits = view.updates[0], None
     has_table = view.model.pos_embed is not None and {TABLE, PATCH} <= update.grads.keys()
     if update.batch == 1 and has_table:
         try:
-            patches = to_patches(_normalised(view, images), view.model.patch_size)
+            fed = _normalised(view, images)
+            for at, one in known.items():
+                if float((fed[at] - one.fed).abs().max()) * max(view.pixels.std) < 0.5 / 255:
+                    fed[at] = one.fed
+            patches = to_patches(fed, view.model.patch_size)
             misfits, are_met, unique = patch_check(view, patches)
         except BREAKDOWN:
             return Judged()
@@ -548,7 +567,7 @@ def of_recorded(
     """Diagnostics (m,) of recorded uploads' pictures: 1 where one is certain, and where its pixels
     speak for another normalisation than the declared one."""
     single = view.updates[0].batch == 1
-    seen = judged(view, images, found, normalisation_doubts(view) if single else {})
+    seen = judged(view, images, found, solutions(view) if single else {})
     if seen.certain is None:
         return {}
     doubted = torch.zeros(len(images), dtype=torch.float64)

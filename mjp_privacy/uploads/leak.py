@@ -25,6 +25,7 @@ from mjp_privacy.core.drawing import house_style
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import size_text
+from mjp_privacy.core.text import by_reason
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,7 +179,7 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
         left += f", {best.scaled_residual:.2g} if the upload is {_plain(best.factor)} times its own"
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.2g})"
     shape = f" ({leak.another_shape})" if leak.another_shape else ""
-    fits = _explained(best)
+    fits = explanation(best)
     if fits:
         fits = f"As a whole {best.attack}'s batch {fits}" if several else f"{mine} {fits}"
         if several and best.labels is not None:
@@ -227,7 +228,7 @@ def what_checks_say(best: Reconstructed, leak: Leak) -> str:
     return f"{said} That is {told}: look (.show()).{why}"
 
 
-def _explained(best: Reconstructed) -> str:
+def explanation(best: Reconstructed) -> str:
     """How the pictures explain the uploaded gradient, to the sentence's end; empty where they do
     not."""
     residual = best.scaled_residual
@@ -342,7 +343,7 @@ class Leak:
     def doubt(self) -> str:
         """What speaks against the declared mean and std, seen from the best pictures or, where
         these do not explain the gradient, from any; else nothing."""
-        told = self.ranked[:1] if self.ranked and _explained(self.best) else self
+        told = self.ranked[:1] if self.ranked and explanation(self.best) else self
         return "; ".join(dict.fromkeys(why for made in told for why in made.doubts.values()))
 
     @property
@@ -406,10 +407,7 @@ class Leak:
                 lines.append(f"{made.attack:22} names {int(made.mask.sum())} masked positions")
         of_attacks = sum(made.seconds for made in self)
         lines.append(f"{self.seconds:.1f} s, of which attacks took {of_attacks:.1f}")
-        by_reason: dict[str, list[str]] = {}
-        for name, why in {**self.refused, **self.skipped}.items():
-            by_reason.setdefault(why, []).append(name)
-        lines += [f"not {', '.join(names)}: {why}" for why, names in by_reason.items()]
+        lines += by_reason({**self.refused, **self.skipped})
         labels, source = self.labels, self.label_source
         if labels is None and self.ranked and self.best.labels is not None:
             labels, source = self.best.labels, f"of {self.best.attack}'s pictures (.best.labels)"

@@ -4,8 +4,9 @@ which `save_upload` makes a recorded one."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,7 +59,9 @@ from mjp_privacy.uploads.record import (
 
 UNKNOWN_LABEL = -1
 SEVERAL = 0.2  # share of the strongest class's gradient from which another one's counts as such
-ALIKE = 0.5  # of the largest entry, from which the median of a tensor is about as large
+ALIKE, LOW = 0.25, 0.1
+"""Of the largest entry, from which that at this share of a tensor's is about as large: .31 or more
+in one to eight steps of Adam, .19 at most in a gradient of which 60 % of entries were clipped."""
 TURNED = 0.02  # how far a gradient may be from that of a turned sign, as a share of it
 LITTLE_SCALE = 1e-3  # of a block's branches, up to which attacks on tokens failed in float32
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -225,12 +228,14 @@ def own_uploads(
     labels: Labels | None = None,
     images: Pictures | None = None,
     as_sent: bool = False,
+    others: Iterable[str] = (),
     **pixels: Any,
 ) -> OwnUploads:
     """Read models and gradients, and the label off the gradient where none is given.
 
     facts    the client's, as `attack_gradients` takes them
     as_sent  whether weight decay that nobody declared stays in the gradients
+    others   keywords of the function that is called, with which a misspelt one is compared as well
     pixels   mean, std and img_size, as in `attack_gradients`
     """
     held = separate_uploads(gradients)
@@ -241,7 +246,7 @@ def own_uploads(
             loaded[key] = copied(own).to("cpu")
     models = [loaded[id(module)] for module in modules]
     sent = [read_gradients(*one) for one in zip(held, modules, models, strict=True)]
-    client, errors = read_step(facts, lambda: images_in_a_step(labels, images))
+    client, errors = read_step(facts, lambda: images_in_a_step(labels, images), others)
     updates = [_update_of(one, client, errors, number) for number, one in enumerate(sent)]
     notes = list[str]()
     for number, of in enumerate(() if as_sent else models):
@@ -317,7 +322,8 @@ def _notes_of_step(update: ClientUpdate, model: LoadedModel) -> Iterator[str]:
 def _is_of_signs(update: ClientUpdate) -> bool:
     """Whether the largest tensors' entries have nearly one size, and no defence made them so."""
     sizes = sorted((g.abs() for g in update.grads.values() if g.ndim > 2), key=Tensor.numel)[-3:]
-    alike = [float(size.median()) > ALIKE * float(size.max()) for size in sizes]
+    low = [size.flatten().kthvalue(1 + int(LOW * size.numel())).values for size in sizes]
+    alike = [bool(one > ALIKE * size.max()) for one, size in zip(low, sizes, strict=True)]
     return bool(alike) and all(alike) and update.undeclared is None
 
 
@@ -456,7 +462,8 @@ def save_upload(
     """
     root = _free_folder(folder, name)
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
-    own = own_uploads(model, gradients, step, labels=labels, images=images, as_sent=True, **pixels)
+    pixels |= {"labels": labels, "images": images, "others": signature(save_upload).parameters}
+    own = own_uploads(model, gradients, step, as_sent=True, **pixels)
     update, loaded = own.updates[0], own.models[0]
     if len(own.updates) > 1:
         got = f"{len(own.updates)} of them"

@@ -89,12 +89,12 @@ class ToldErrors:
 
 
 def read_step(
-    facts: Mapping[str, Any], batch: Callable[[], int]
+    facts: Mapping[str, Any], batch: Callable[[], int], others: Iterable[str] = ()
 ) -> tuple[ClientConfig, ToldErrors]:
     """What is public of a client's step, and of its errors, as a user told it by keywords; batch()
-    is asked where nobody said how many images it has."""
+    is asked where nobody said how many images it has. others: the function's keywords beside."""
     of_step = [field.name for kind in (ClientConfig, ToldErrors) for field in fields(kind)]
-    known = sorted({"kind", "images", "img_size", "labels", "mean", "std", *of_step} - {"upload"})
+    known = sorted({"kind", *others, *of_step} - {"upload", "step"})
     for name in facts:
         if name not in (*known, "upload"):
             raise unknown_name("keyword", name, known)

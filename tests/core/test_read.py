@@ -24,7 +24,7 @@ from mjp_privacy.core.read import (
     reason,
     yaml_value,
 )
-from mjp_privacy.core.registry import Entry
+from mjp_privacy.core.registry import Entry, did_you_mean
 from mjp_privacy.core.schema import STRICT
 
 KIND = FileKind("a note", "Write it again.", 1 << 20)
@@ -226,3 +226,9 @@ def test_what_is_registered_and_not_there_is_named() -> None:
         Entry("attacks.nowhere:Yours").load()
     with pytest.raises(UserError, match="Did you mean PatchGradient"):
         Entry("attacks.patch_gradient:PatchGradent").load()
+
+
+def test_names_that_hold_a_part_are_offered_after_those_that_begin_with_it() -> None:
+    assert did_you_mean("span", ["masked_span", "span_matching", "april"]).endswith(
+        "span_matching, masked_span?"
+    )

@@ -301,6 +301,11 @@ def test_a_second_experiment_is_refused_unless_it_is_added(
     assert main(["report", "out", "--out", "report", "--pictures", "none"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert all(name in first for name in RunStore(place / "out").experiments)
+    shutil.rmtree(place / "out")
+    shuffled = [{"models": ["own"], "settings": ["b"]}]
+    (place / "brief.yaml").write_text(yaml.safe_dump({**CONFIG, "grid": shuffled}))
+    assert run() == 0
+    assert " in gamma)" in command(capsys, "--gamma", 0.5)[1].splitlines()[-1]
 
 
 # storage ------------------------------------------------------------------------------------------

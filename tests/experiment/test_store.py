@@ -28,7 +28,6 @@ from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.store import CONVERT, RunStore, StoredFile, digest_of, stored_files
 from mjp_privacy.report.lines import read_frame
 from tests.helpers.runs import attack, flip, one_cell, photographs
-from tools import convert_run
 
 CELL = {"run_id": "c1", "model": "ViT", "setting": "a", "gamma": 0.0, "attack": "april"}
 CELL |= {"dtype": "float32", "seed": 0, "status": "ok", "notes": ["one", "two"], "round": None}
@@ -312,29 +311,6 @@ def test_an_old_folder_is_refused_and_the_converter_named(
     [said] = capsys.readouterr().err.strip().splitlines()
     assert CONVERT in said
     assert str(tmp_path) in said
-
-
-# tools/convert_run.py: an older run folder, whole or damaged, becomes one of now ------------------
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    zipfile.ZipFile(OLD_RUN).extractall(tmp_path / "old")
-    return tmp_path / "old"
-
-
-@pytest.mark.parametrize("kind", ["rows/*/00000.parquet", "reconstructions/*/*", "images.csv"])
-def test_what_is_damaged_is_left_out_and_named(
-    old: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = sorted(old.glob(kind))[0]
-    flip(path, 0.6)
-    new = RunStore(tmp_path / "new")
-    assert convert_run.main([str(old), str(new.root)]) == 3
-    assert path.relative_to(old).as_posix() in capsys.readouterr().err
-    if path.suffix != ".csv":
-        assert len(new.read(path.parent.name)) == 1  # of the other block
-        assert new.pictured(path.parent.name) == []
 
 
 # whatever happens ---------------------------------------------------------------------------------

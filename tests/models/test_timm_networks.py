@@ -1,6 +1,8 @@
 """timm's own networks: their parts, their gradients as timm's class makes them, MJP on them."""
 
 import copy
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +220,8 @@ def test_a_folder_or_repository_with_timms_config_says_what_it_holds(
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then its client looks in its cache alone, which the next call may ask again."""
+    """Then its client looks in its cache alone, which the next call may ask again; also where two
+    threads ask."""
     asked, offline = [], huggingface_hub.constants.HF_HUB_OFFLINE
 
     class Session:
@@ -228,13 +231,17 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatc
 
     def created(name: str, **_: Any) -> None:
         assert huggingface_hub.constants.HF_HUB_OFFLINE
+        time.sleep(0.05)
         raise OSError("not in the cache")
 
     monkeypatch.setattr(huggingface_hub.utils, "get_session", Session)
     monkeypatch.setattr(timm, "create_model", created)
-    with pytest.raises(UserError, match="vit_tiny_patch16_224"):
-        download_timm("vit_tiny_patch16_224")
-    assert len(asked) == 1
+    name = "vit_tiny_patch16_224"
+    with ThreadPoolExecutor() as threads:
+        for call in [threads.submit(download_timm, name) for _ in range(2)]:
+            with pytest.raises(UserError, match=name):
+                call.result()
+    assert len(asked) == 2
     assert huggingface_hub.constants.HF_HUB_OFFLINE is offline
 
 

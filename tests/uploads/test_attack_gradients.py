@@ -17,6 +17,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.models.live.modules import load_module
+from mjp_privacy.uploads import checks
 from mjp_privacy.uploads.memory import half_precision_error, own_uploads
 from tests.helpers.models import planted_model
 from tests.helpers.planted import gradient_of, planted_images
@@ -100,6 +101,21 @@ def test_every_attack_has_a_result_or_a_reason(model: LoadedModel, gradients: Gr
         _ = nothing.best
 
 
+@pytest.mark.parametrize("where", ["", "embed"])
+def test_tokens_that_errors_hide_are_not_searched_beside_a_picture_that_explains_them(
+    where: str,
+) -> None:
+    """Errors in the embeddings' gradients alone hide none."""
+    small, draws = planted_model(img_size=16), torch.Generator().manual_seed(0)
+    sent = gradient_of(small, planted_images(1, 16), LABEL)
+    for name, g in sent.items():
+        if where in name:
+            g += 2e-3 * g.std() * torch.randn(g.shape, generator=draws, dtype=g.dtype)
+    leak = attack_gradients(small, sent)
+    assert leak["patch_gradient"].residual < 0.01
+    assert ("token_peeling" in leak.skipped) == (where == "")
+
+
 def test_pictures_below_the_windows_of_metrics_have_the_other_scores() -> None:
     """Of 8 pixels a side SSIM and LPIPS have no value, which is noted."""
     small = planted_model(img_size=8)
@@ -121,6 +137,16 @@ def test_a_misspelt_keyword_is_told_what_is_meant(
     for call in (attack_gradients, partial(save_upload, tmp_path)):
         with pytest.raises(UserError, match=rf"{misspelt}.* {meant}[,?]"):
             call(model, gradients, **{misspelt: 0.1})
+
+
+def test_a_misspelt_keyword_is_compared_with_the_functions_own(
+    model: LoadedModel, gradients: Gradients, tmp_path: Path
+) -> None:
+    of_saving = partial(save_upload, tmp_path)
+    for call, meant in ((attack_gradients, "attacks seconds seed"), (of_saving, "series round")):
+        for name in meant.split():
+            with pytest.raises(UserError, match=f"mean {name}"):
+                call(model, gradients, **{f"{name}s": 1})
 
 
 # several uploads ----------------------------------------------------------------------------------
@@ -171,7 +197,14 @@ def test_several_uploads_may_come_from_several_models(
 
 
 @pytest.mark.parametrize("mean", [0.5, 0.4])
-def test_several_uploads_of_more_patches_than_the_width_tell_the_normalisation(mean: float) -> None:
+def test_several_uploads_of_more_patches_than_the_width_tell_the_normalisation(
+    mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which are solved together once."""
+    solved, several = list[int](), checks.several_uploads
+    monkeypatch.setattr(
+        checks, "several_uploads", lambda *given: solved.append(1) or several(*given)
+    )
     narrow: dict[str, Any] = {"embed_dim": 48, "num_heads": 3, "std": 0.5}
     image = (planted_images(1) * 255).round() / 255
     client = planted_model(**narrow, mean=0.5)
@@ -179,6 +212,7 @@ def test_several_uploads_of_more_patches_than_the_width_tell_the_normalisation(m
     told = planted_model(**narrow, mean=mean)
     best = attack_gradients(told, sent, attacks={"multi_round": STATIONARY}).best
     assert ("mean 0.5" in str(best.doubts)) == (mean != 0.5)
+    assert len(solved) == 1
 
 
 def test_what_uploads_determine_together_is_best_whatever_the_weights() -> None:
@@ -199,21 +233,32 @@ def test_what_uploads_determine_together_is_best_whatever_the_weights() -> None:
     assert [made.together for made in leak] == [False, True]
 
 
-@pytest.mark.parametrize(("kind", "share"), [("gradient", 1e-170), ("weight_difference", 1e-5)])
-def test_an_upload_of_another_picture_is_named(kind: str, share: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "share", "held"),
+    [
+        ("gradient", 1e-170, torch.float64),
+        ("weight_difference", 1e-5, torch.float32),
+        ("gradient", 1.0, torch.bfloat16),
+        ("weight_difference", 1.0, torch.bfloat16),
+        ("weight_difference", 1.0, torch.float16),
+    ],
+)
+def test_an_upload_of_another_picture_is_named(kind: str, share: float, held: torch.dtype) -> None:
     """One of a model that has learned the picture sends a share of the others' gradient, of which
-    weights in float32 keep few digits."""
+    weights in float32 keep few digits; nor are numbers of 16 bits, or weights, in float32 another
+    picture's."""
     model, (one, other) = planted_model(patch_size=8), planted_images(2).split(1)
     step: dict[str, Any] = {"kind": kind, "attacks": {"multi_round": STATIONARY}}
     own = dict(model.named_parameters())
 
     def sent(image: Tensor, label: int, share: float = 1.0) -> Gradients:
         grads = gradient_of(model, image, torch.tensor([label]))
-        if kind == "gradient":
-            return {name: share * grad.double() for name, grad in grads.items()}
-        step["lr"] = 0.1
-        before = {name: own[name].detach().float() for name in grads}
-        return {n: before[n] - 0.1 * share * g.float() - before[n] for n, g in grads.items()}
+        made = {name: (share * grad.double()).to(held) for name, grad in grads.items()}
+        if kind == "weight_difference":
+            step["lr"] = 0.1
+            before = {name: own[name].detach().to(held) for name in grads}
+            made = {name: before[name] - 0.1 * g - before[name] for name, g in made.items()}
+        return {name: g.to(torch.promote_types(held, torch.float32)) for name, g in made.items()}
 
     uploads = [sent(one, 0, share), *(sent(one, label) for label in range(1, 4))]
     notes = attack_gradients(model, uploads, **step).notes

@@ -142,6 +142,8 @@ def test_a_step_of_signs_that_nobody_declared_is_told(
     notes = attacked(model, signs, **facts).notes
     told = ["adamw" in note for note in notes if "adamw" in note or "batch=" in note]
     assert told == ([False] if "defenses" in facts else [True])
+    clipped = {name: g.clamp(-g.abs().median(), g.abs().median()) for name, g in gradients.items()}
+    assert not any("adamw" in note for note in attacked(model, clipped).notes)
 
 
 # mean and std -------------------------------------------------------------------------------------
@@ -180,6 +182,15 @@ def test_pictures_as_declared_stay_certain(model: LoadedModel) -> None:
 
 
 LAYERS: dict[str, Any] = {"attacks": {"layer_span": {"prior": "stationary"}}}
+
+
+def test_a_picture_with_white_borders_is_certain_though_clipping_moves_them() -> None:
+    narrow, picture = planted_model(embed_dim=72).float(), PICTURE.clone()
+    picture[:, :, :8] = picture[:, :, -8:] = 1
+    sent = gradient_of(narrow, picture.float(), LABEL)
+    leak = attacked(narrow, sent, attacks="patch_gradient", images=picture)
+    assert leak.best.exact == 1
+    assert leak.best.is_certain
 
 
 def test_what_an_attack_itself_calls_certain_is_doubted_too() -> None:
