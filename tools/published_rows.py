@@ -161,6 +161,8 @@ def read(path: Path) -> Published:
     if metadata is None:
         raise UserError(f"Expected published rows, got {path}: tools/publish.py writes them.")
     rows = file.read().to_pandas()
+    if rows.duplicated(["line", "image_id"]).any():
+        raise UserError(f"Expected a number for each line, got two lines of one number in {path}.")
     missing = dict.fromkeys([name for name in ("group", *SCORES) if name not in rows])
     return Published(
         json.loads(metadata)["runs"],

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -70,6 +72,15 @@ def test_published_lines_equal_those_of_the_report(tmp_path: Path) -> None:
         assert again.scored("psnr").to_numpy() == pytest.approx(wanted, rel=1e-6)
     frame = pd.read_parquet(path)  # as any program reads it
     assert {"model", "setting", "gamma", "attack", "role", "batch", "psnr"} <= {*frame.columns}
+
+
+def test_lines_that_share_a_number_are_refused(tmp_path: Path) -> None:
+    """As where the rows of two runs were put together without numbering their lines anew."""
+    path = written(tmp_path, {"april": [20.0]})
+    table = pq.read_table(path)
+    pq.write_table(pa.concat_tables([table, table]), path)
+    with pytest.raises(UserError, match=path.name):
+        read(path)
 
 
 def test_figures_are_those_of_a_hand_count(tmp_path: Path) -> None:
