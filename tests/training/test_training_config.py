@@ -155,7 +155,7 @@ BARE = {"position_embedding": "none", "unknown_embedding": False, "dal": "none"}
 @pytest.mark.parametrize(
     ("family", "changes", "named"),
     [
-        ("vit", {"recipe": {"epoch": 3}}, r"recipe.epoch.* epochs\?"),
+        ("vit", {"recipe": {"epoch": 3}}, "recipe.epoch.* epochs"),
         ("vit", {"recipe": {"epochs": 10**9}}, "recipe.epochs"),
         ("vit", {"recipe": {"clip_grad": 0}}, "clip_grad"),  # which would stop every weight
         ("vit", {"recipe": {"ema_decay": 1}}, "ema_decay"),  # an average of the first weights alone
