@@ -119,8 +119,8 @@ MULTIPLE = 0.05  # share of the sums that may be no multiple of the weights'
 ROUNDED, ABOVE = 1e3, 100.0
 """Times what the last digit is worth that sums may be which are 0, and that a multiple must be."""
 BEYOND = 10.0
-"""Times what many sums leave that a multiple in the few of biases must be: where a branch is not given
-what a norm makes of tokens, they are not quite 0, and one number is a multiple of any other."""
+"""Times what many sums leave that a multiple in the few of biases must be: they are not quite 0
+where a branch is not given what a norm makes of tokens, and one sum is a multiple of any weight."""
 
 
 def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpdate, list[float]]:
