@@ -117,8 +117,10 @@ def decayed_by(update: ClientUpdate) -> tuple[float, float]:
 ADDED = (TABLE, PATCH, PATCH_BIAS, "attn.proj.bias", "mlp.fc2.bias")  # what is added to tokens
 MULTIPLE = 0.05  # share of the sums that may be no multiple of the weights'
 ROUNDED, ABOVE = 1e3, 100.0
-"""Times what the last digit is worth that sums may be which are 0; and that a multiple must be, or
-times what many sums leave, as where a branch is not given what a norm makes of tokens."""
+"""Times what the last digit is worth that sums may be which are 0, and that a multiple must be."""
+BEYOND = 10.0
+"""Times what many sums leave that a multiple in the few of biases must be: they are not quite 0
+where a branch is not given what a norm makes of tokens, and one sum is a multiple of any weight."""
 
 
 def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpdate, list[float]]:
@@ -157,7 +159,7 @@ def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpd
     _, long, rest, digit = multiple(many) if many else (0.0, 0.0, 1.0, 0.0)
     if rest >= max(MULTIPLE * long, ROUNDED * digit):
         return update, []
-    least = ABOVE * max(1.0, rest / digit)
+    beyond = BEYOND * rest / digit
     vectors = [name for name in known if state[name].ndim == 1]
     table = [name for name in known if name in (TABLE, UNKNOWN)]
     for names in (table, vectors, [name for name in known if name not in (*table, *vectors)]):
@@ -165,6 +167,7 @@ def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpd
         if not told:
             continue
         times, long, rest, digit = multiple(told)
+        least = max(ABOVE, beyond) if names is vectors else ABOVE
         if rest < MULTIPLE * long and long > least * digit:
             found.append(times)
             for name in names:

@@ -10,6 +10,7 @@ every library looked at has it, or by this equation.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -282,16 +283,17 @@ def positions_of(module: nn.Module, projection: nn.Conv2d, img_size: Size | None
             return None
         x = picture_of(projection, grid)
         try:
-            errors = equation_errors(module.eval(), x, table, projection.weight)
+            errors = equation_errors(module.eval(), x, table, projection.weight) or [math.inf]
         except Exception:  # of a size that it does not take, which the caller will meet
             return None
-        places = [place for place, error in enumerate(errors or ()) if error <= HOLDS]
-        return Positions(grid, table, places[0], is_shown) if places else None
+        least = min(errors)
+        return Positions(grid, table, errors.index(least), is_shown) if least <= HOLDS else None
 
     width = projection.out_channels
     named = named_tables(module, width)
-    for most in (MOST_OTHERS, MANY_OTHERS):
-        for table in (*named.values(), *other_tables(module, width)):
+    both = (named.values(), other_tables(module, width))
+    for tables, most in itertools.product(both, (MOST_OTHERS, MANY_OTHERS)):
+        for table in tables:
             if (found := tried(table, most)) is not None:
                 return found
     grid, is_given = grid_of(module, None, patch, img_size)

@@ -140,7 +140,7 @@ def attack_gradients(
     skipped: dict[str, str] = {}
     known, together = solutions(view), None
     with suppress(*BREAKDOWN):
-        if len(view.updates) > 1 and known:
+        if len(view.updates) > 1 and 0 in known:
             patches = to_patches(known[0].fed[None], view.model.patch_size)
             alone = [replace(view, updates=[update]) for update in view.updates]
             if all(float(patch_check(one, patches)[0]) < EQUAL for one in alone):

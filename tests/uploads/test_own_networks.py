@@ -226,8 +226,11 @@ def of_rectangles(**changes: Any) -> nn.Module:
 class Registers(Own):
     """With more tokens behind the class token, which get positions as well."""
 
-    def __init__(self, count: int = 7) -> None:
+    def __init__(self, count: int = 7, faint: float = 1) -> None:
         super().__init__(**FIRST)
+        with torch.no_grad():  # the fainter the blocks, the more alike the gradients of all tokens
+            for parameter in self.encoder.parameters():
+                parameter *= faint
         self.pos_embed = nn.Parameter(0.1 * torch.randn(1, 17 + count, DIM))
         self.registers = nn.Parameter(0.1 * torch.randn(1, count, DIM))
 
@@ -263,6 +266,7 @@ READ: dict[str, tuple[Any, Any, Any]] = {  # the network, the picture's size, an
     "no squares, no class token": (lambda: of_rectangles(**POOLED), WIDE, None),
     "no squares, a table that shows no shape": (Rectangle, WIDE, WIDE),
     "eight other tokens in the table": (Registers, 32, 32),
+    "twenty others, in a table of their own as well": (lambda: Registers(20, 0.02), 32, 32),
     "no squares, stretched before a norm": (
         lambda: timm.create_model("vit_xsmall_patch16_clip_224", **BEFORE_A_NORM),
         *(WIDE, WIDE),
@@ -300,11 +304,25 @@ def test_other_tokens_that_fill_the_width_leave_room_for_no_patches() -> None:
 def test_a_branch_behind_no_norm_is_no_weight_decay() -> None:
     """Its gradients' sums are little more than 0."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 96, "num_heads": 4}
+    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 384, "num_heads": 4}
     network = timm.create_model("vit_base_patch16_rpn_224", depth=2, num_classes=10, **sizes)
     logits = network((photographs(1).float() - 0.5) / 0.5)
     nn.functional.cross_entropy(logits, torch.tensor([3])).backward()
     assert not attack_gradients(network.eval(), attacks="patch_gradient", **HALF).notes
+
+
+def test_weight_decay_is_read_off_beside_the_rounding_of_mixed_precision() -> None:
+    """Though all sums are far from 0 then."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 96, "num_heads": 4}
+    network = timm.create_model("vit_base_patch16_224", depth=2, num_classes=10, **sizes).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = network((photographs(1).float() - 0.5) / 0.5)
+    nn.functional.cross_entropy(logits.float(), torch.tensor([3])).backward()
+    sent = {n: -0.1 * (p.grad + 0.05 * p.detach()) for n, p in network.named_parameters()}
+    step: dict[str, Any] = {"kind": "weight_difference", "lr": 0.1, **HALF}
+    leak = attack_gradients(network, sent, attacks="patch_gradient", images=photographs(1), **step)
+    assert leak.best.psnr > 30
 
 
 @pytest.mark.parametrize(
