@@ -8,16 +8,19 @@ from one point by at most N B - 1 directions. Up to a multiple of ones,
 are D equations for the patch and the length s, which only the token's own position solves: its
 embedding e, E_unk where MJP masked it, or none in a network without a table. Without the patch
 embedding's gradient x may be any patch: exact still if it has fewer values than the embedding is
-wide, and else the most probable one. A picture that was put together tells itself what attention
-adds, more exactly than gradients do, and its layers' inputs verify it (`layers`).
+wide, and else the most probable one, or behind a norm none. A picture that was put together tells
+itself what attention adds, more exactly than gradients do, and its layers' inputs verify it
+(`layers`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -57,6 +60,7 @@ FITS, LOOSE = 1e-2, 0.3
 """Relative error of the equations of a patch that counts as found, and of one that is tried at a
 place: at other places it is near 1, and near what attention's own error is before that is known."""
 SPARE = 8  # equations more than values of a patch that tell a token's place
+CONTRAST = 0.01  # share of a picture's contrast that the network must see
 SINGULAR = 1e-6  # of the patch embedding's first singular value: what counts as 0
 ASSIGNMENTS = 4  # times that the tokens of a picture are assigned to places
 REFINEMENTS, IDLE = 24, 4
@@ -103,7 +107,18 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
     if divided and model.patch_embed.proj.bias is None:
         text = "a norm behind an embedding without bias hides how much contrast a patch has"
         return Refusal("model", text)
-    return lacks_gradients(view, PATCH)
+    lacking, weight = lacks_gradients(view, PATCH), model.patch_embed.proj.weight.flatten(1)
+    if lacking is None or tells_patches(weight):
+        return None
+    few = f"a token behind a norm tells up to {len(weight) - SPARE} values of a patch without it"
+    return replace(lacking, text=f"{lacking.text}; {few}, of {weight.shape[1]}")
+
+
+def tells_patches(weight: Tensor) -> bool:
+    """Whether a patch has so few values that tokens tell them, with a patch embedding's weight
+    (D, p), without its gradient."""
+    width, values = weight.shape
+    return values + SPARE <= width
 
 
 def lacks_equations(model: MJPVisionTransformer, batch: int) -> str:
@@ -170,8 +185,9 @@ class StepTokens:
         self.weight = self.embedding.weight
         self.basis, self.anchor = self._span()
         self.moves = self.embedding.moves(self.basis, self.anchor)
-        values = torch.linalg.svdvals(self.moves)
-        everything = len(values) == len(self.anchor) and bool(values[-1] > SINGULAR * values[0])
+        of_patch, others = self.moves[: len(self.basis)], self.moves[len(self.basis) :]
+        values = torch.linalg.svdvals(of_patch - of_patch @ torch.linalg.pinv(others) @ others)
+        everything = tells_patches(self.weight) and bool(values[-1] > SINGULAR * values[0])
         self.is_exact = PATCH in self.grads or everything  # a token tells its whole patch
         self.fits = FITS if self.is_exact else LOOSE
         self.back = torch.linalg.pinv(self.moves)
@@ -197,9 +213,10 @@ class StepTokens:
         likeliest where a patch has nearly as many values as there are equations for it."""
         if PATCH not in self.grads:
             patch, width = self.weight.shape[1], len(self.weight)
+            known = patch if tells_patches(self.weight) else width // 2
             centre = self.energy.mean.repeat_interleave(self.model.patch_size**2)
             likeliest = torch.linalg.eigh(self.energy.patch_precision).eigenvectors.mT
-            return likeliest[: patch if patch + SPARE <= width else width // 2], centre
+            return likeliest[:known], centre
         most, total = self.count * self.batch, self.grads[PATCH].flatten(1)
         if PATCH_BIAS not in self.grads:
             return masked_basis(total, most), total.new_zeros(total.shape[1])
@@ -239,7 +256,8 @@ class StepTokens:
     def _verified(self, found: StepPicture) -> StepPicture:
         """The picture with what share of its layers' inputs lies outside their spans, where that is
         what noise leaves there. Where borders told an order, it counts only if the network sees it:
-        all parts of the picture in each other, and no other order alike."""
+        all parts of the picture in each other, and no other order alike. Nor may another contrast
+        be alike, which behind a norm only the patch embedding's gradient tells beside tokens."""
         ordered = bool(found.hidden.any())
         if (ordered and self.masked is not None) or not bool((found.token >= 0).all()):
             return found
@@ -256,13 +274,16 @@ class StepTokens:
             return share if spans.passes(shown, share) else math.nan
 
         share = outside(patches)
+        others: Iterable[Tensor] = ()
         if ordered and math.isfinite(share):
-            coherent = self.batch > 1 or spans.is_coherent(patches)  # of batches it passed
-            others = (patches[order] for order in other_orders(self.model.grid))
-            apart = (one for one in others if float((one - patches).norm() / patches.norm()) > SAME)
-            if not coherent or any(math.isfinite(outside(one)) for one in apart):
+            if self.batch == 1 and not spans.is_coherent(patches):  # batches passed
                 return found
-        return replace(found, outside=share)
+            moved = (patches[order] for order in other_orders(self.model.grid))
+            others = (x for x in moved if float((x - patches).norm() / patches.norm()) > SAME)
+        if PATCH not in self.grads and self.embedding.after is not None:
+            others = chain(others, (patches * (1 + change) for change in (CONTRAST, -CONTRAST)))
+        alike = math.isfinite(share) and any(math.isfinite(outside(one)) for one in others)
+        return found if alike else replace(found, outside=share)
 
     def _nothing(self) -> StepPicture:
         patches, order = self.anchor.expand(self.count, -1).clone(), torch.arange(self.count)
@@ -409,7 +430,8 @@ class StepTokens:
         """The picture that the prior makes of a token's equations alone, which are fewer than a
         patch has values: without the patch embedding's gradient."""
         known = found.token >= 0
-        if tokens.lengths is None or not bool(known.any()):
+        behind = self.embedding.before is not None or self.embedding.after is not None
+        if behind or tokens.lengths is None or not bool(known.any()):
             return found
         offsets = self._offsets(found.hidden)
         left, values, right = torch.linalg.svd(centred(self.weight.mT).mT)

@@ -141,6 +141,11 @@ CASES = (
     Case("token_peeling", "block", network=partial(other_vit, norm_layer=Doubled)),
     Case("token_peeling", "block", network=partial(other_vit, mlp_layer=OneLayer)),
     Case("token_peeling", "model", network=unscaled),
+    Case(
+        *("token_peeling", "missing_gradient", "88 values"),  # D - 8; a patch has 192
+        change=lambda view: keeping(view, lambda name: "patch_embed" not in name),
+        network=partial(other_vit, pre_norm=True),
+    ),
     Case("token_peeling", "model", model={"unknown_embedding": True, "index_embedding": True}),
     Case("token_peeling", FEW, change=with_facts(batch=100)),
     # N B <= 96 allows 24, N (B - 1) < 48 twelve

@@ -114,6 +114,22 @@ def test_noise_leaves_a_guess_that_is_not_certain() -> None:
     assert found.diagnostics["certain"].tolist() == [0.0]
 
 
+@pytest.mark.parametrize("told", [1.0, 0.01])
+@pytest.mark.parametrize("norm", [{"pre_norm": True}, {"embed_norm_layer": torch.nn.LayerNorm}])
+def test_a_norm_hides_no_patch_where_the_patch_embedding_is_frozen(
+    norm: dict[str, Any], told: float
+) -> None:
+    """What is added before the norm tells contrast: where that is little, layers do not see it, and
+    no picture is certain."""
+    model, images = other_vit(patch_size=4, img_size=16, **norm).float(), planted_images(1, 16)
+    with torch.no_grad():
+        (model.pos_embed if "pre_norm" in norm else model.patch_embed.proj.bias).mul_(told)
+    view = seen(model, images.float())
+    found = run(keeping(view, lambda name: not name.startswith("patch_embed")))
+    assert float(psnr(found.images.double(), images)[0]) > 60
+    assert found.diagnostics["certain"].tolist() == [float(told == 1)]
+
+
 # their order, where no table of positions tells it ------------------------------------------------
 
 
