@@ -156,10 +156,9 @@ def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpd
     known = [n for n in grads if n in state and state[n].numel() == sizes[n].numel()]
     state = {name: state[name].reshape(sizes[name]) for name in known}
     many = [name for name in (PATCH, TABLE) if name in known][:1]
-    _, long, rest, digit = multiple(many) if many else (0.0, 0.0, 1.0, 0.0)
-    if rest >= max(MULTIPLE * long, ROUNDED * digit):
+    _, long, left, worth = multiple(many) if many else (0.0, 0.0, 1.0, 0.0)
+    if left >= max(MULTIPLE * long, ROUNDED * worth):
         return update, []
-    beyond = BEYOND * rest / digit
     vectors = [name for name in known if state[name].ndim == 1]
     table = [name for name in known if name in (TABLE, UNKNOWN)]
     for names in (table, vectors, [name for name in known if name not in (*table, *vectors)]):
@@ -167,8 +166,10 @@ def less_undeclared_decay(update: ClientUpdate, state: State) -> tuple[ClientUpd
         if not told:
             continue
         times, long, rest, digit = multiple(told)
-        least = max(ABOVE, beyond) if names is vectors else ABOVE
-        if rest < MULTIPLE * long and long > least * digit:
+        is_multiple = rest < MULTIPLE * long and long > ABOVE * digit
+        if names is vectors:  # of few sums
+            is_multiple = is_multiple and long * worth > BEYOND * left * digit
+        if is_multiple:
             found.append(times)
             for name in names:
                 grads[name] = (grads[name] + rate * times * state[name].double()).to(grads[name])

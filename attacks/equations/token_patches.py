@@ -7,10 +7,10 @@ from one point by at most N B - 1 directions. Up to a multiple of ones,
 
 are D equations for the patch and the length s, which only the token's own position solves: its
 embedding e, E_unk where MJP masked it, or none in a network without a table. Without the patch
-embedding's gradient x may be any patch: exact still if it has fewer values than the embedding is
-wide, and else the most probable one, or behind a norm none. A picture that was put together tells
-itself what attention adds, more exactly than gradients do, and its layers' inputs verify it
-(`layers`).
+embedding's gradient x may be any patch: exact still if it has `SPARE` values fewer than the
+embedding is wide; else the most probable one is taken, or behind a norm none. A picture that was
+put together tells itself what attention adds, more exactly than gradients do, and its layers'
+inputs verify it (`layers`).
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ from mjp_privacy.models.checkpoint_files import (
 )
 from mjp_privacy.models.loading import RANDOM, outline_model, outline_spec
 from mjp_privacy.models.zoo import spec_by_name
-from mjp_privacy.uploads.checks import declared_wrongly, different_pictures, fed_pixels
+from mjp_privacy.uploads.checks import different_pictures, fed_pixels
 from mjp_privacy.uploads.folder import Group, examine, group_uploads, one_line
 from mjp_privacy.uploads.memory import UNKNOWN_LABEL, answer_of, labels_of, stacked, view_of
+from mjp_privacy.uploads.normalisation import declared_wrongly
 from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload
 
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains

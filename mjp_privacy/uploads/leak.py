@@ -58,7 +58,8 @@ class Reconstructed:
     ordered: int = 0  # patches, masked or without positions, that borders alone put in order
     labels: Tensor | None = None
     """(m,) of a batch whose pictures explain the gradient: the class of each."""
-    misfits: Tensor | None = None  # (m,) the same without the loss: see `uploads/checks.py`
+    misfits: Tensor | None = None
+    """(m,) the same without the loss, before pixels were clipped to [0, 1]: `uploads/checks.py`."""
     certain: Tensor | None = None
     """(m,) bool: whatever the loss, only the client's picture fits, or one that uploads share."""
     together: bool = False

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from mjp_privacy import attack_gradients, load_images, load_model
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
-from mjp_privacy.uploads.checks import declared_wrongly
 from mjp_privacy.uploads.leak import Leak, Reconstructed
+from mjp_privacy.uploads.normalisation import declared_wrongly
 from tests.helpers.planted import gradient_of
 
 LABEL = torch.tensor([5])

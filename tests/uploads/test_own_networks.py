@@ -1,6 +1,7 @@
 """Uploads of networks that somebody wrote around torch's own layers, and of grey pictures: tables
 of positions are known by what they do, layers by what they compute."""
 
+import re
 from functools import partial
 from typing import Any
 
@@ -298,7 +299,7 @@ def test_other_tokens_that_fill_the_width_leave_room_for_no_patches() -> None:
     told = {**PEELING, "attacks": ["patch_gradient", "token_peeling"]}
     found = leak_of(Registers(100), photographs(1), **told)
     assert found.best.exact == 1
-    assert "-" not in found.refused["token_peeling"]
+    assert not re.search(r"-\d", found.refused["token_peeling"])
 
 
 def test_a_branch_behind_no_norm_is_no_weight_decay() -> None:
